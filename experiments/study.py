@@ -38,7 +38,7 @@ from study_flags import (
     reads,
 )
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import keep_running_without_log, parse_flags
 from bert_jax.tools.commands import exit_interrupted, run_command
 
 # Tokens of a row in the two phases. At laptop scale a small model first needs short rows: with 16
@@ -349,6 +349,7 @@ def main(study: Study) -> None:
 
     for flag in flags.FLAGS.get_flags_for_module("study_flags"):  # So that --help lists them.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    keep_running_without_log()
     app.run(start, flags_parser=parse_flags)
 
 

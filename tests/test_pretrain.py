@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -439,24 +440,45 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_the_step_and_exits_as_preempted(corpus, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_run_that_is_asked_to_stop_saves_the_step_and_exits_as_preempted(corpus, tmp_path, number):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
     with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
         helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
-        started[0].send_signal(signal.SIGTERM)
+        started[0].send_signal(number)
         assert helpers.finish(started) == [PREEMPTED]
     (step,) = saved_steps(workdir / "checkpoints")
     assert f"Stopped and saved at step {step}" in helpers.log_of(workdir).read_text()
     assert records(workdir)[-1]["step"] == step  # No trained step is lost.
 
 
-def test_sigterm_before_the_first_step_exits_as_preempted(corpus, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["reader", "disk"])
+def test_run_whose_log_cannot_be_written_trains_to_its_end(corpus, tmp_path, lost):
+    workdir, fields = tmp_path / "run", ("num_steps=4", "log_every=1", "checkpoint_every=2")
+    if lost == "disk":
+        helpers.log_of(workdir).symlink_to("/dev/full")
+        helpers.run(workdir, corpus, *fields)
+    else:
+        os.mkfifo(helpers.log_of(workdir))
+        reader = os.open(helpers.log_of(workdir), os.O_RDONLY | os.O_NONBLOCK)
+        with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
+            os.close(reader)
+            assert helpers.finish(started) == [0]
+    assert [record["step"] for record in records(workdir)][-1] == 4
+    assert saved_steps(workdir / "checkpoints")[-1] == 4 and (workdir / "result.json").exists()
+
+
+def test_sighup_before_the_first_step_exits_as_preempted(corpus, tmp_path):
+    """As SIGTERM, which tests/runtime/test_main.py raises."""
     workdir = tmp_path / "run"
     with helpers.ended(helpers.start(workdir, corpus, "num_steps=1000")) as started:
         helpers.wait_for(helpers.log_of(workdir), "Devices: ", started)
-        started[0].send_signal(signal.SIGTERM)
+        started[0].send_signal(signal.SIGHUP)
         assert helpers.finish(started) == [PREEMPTED]
+    log = helpers.log_of(workdir).read_text()
+    assert "no training step was running: no step was saved. Run the same command again" in log
 
 
 def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):

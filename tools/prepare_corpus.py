@@ -27,7 +27,7 @@ from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
 from bert_corpus.summary import summarize, unknown_share
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import keep_running_without_log, parse_flags
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.commands import exit_interrupted
 
@@ -224,4 +224,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_running_without_log()
     app.run(main, flags_parser=parse_all_flags)

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from absl import app, flags
 
 from bert_corpus.vocabulary import train_vocabulary
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import keep_running_without_log, parse_flags
 from bert_jax.tokenization import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
 from bert_jax.tokenizers.stored import FILENAMES
 from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME
@@ -104,4 +104,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_running_without_log()
     app.run(main, flags_parser=parse_flags)

@@ -1,7 +1,8 @@
-"""How a program starts and ends: huge pages, flags, exit codes, and one-line errors."""
+"""How a program starts and ends: huge pages, streams, flags, exit codes, and one-line errors."""
 
 import contextlib
 import importlib.util
+import io
 import os
 import pathlib
 import re
@@ -27,10 +28,44 @@ def restart_with_huge_pages() -> None:
 
     XLA's CPU client allocates temporaries anew in every step, and clearing them is slow with
     4 KiB pages (see `benchmarks/train_step.py`). glibc reads the setting only at startup.
+    Standard streams that are closed become /dev/null: a file opened later would take their number,
+    and then receive what libraries in C log.
     """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
+            os.set_inheritable(number, True)
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = TUNABLE
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+class _LogStream(io.FileIO):
+    """A file descriptor to which what cannot be written is lost."""
+
+    def write(self, data) -> int:
+        data = memoryview(data).cast("B")
+        size = len(data)
+        with contextlib.suppress(OSError):
+            while data and (written := super().write(data)):  # None: a terminal that is busy.
+                data = data[written:]
+        return size
+
+
+def keep_running_without_log() -> None:
+    """Makes sys.stdout and sys.stderr streams that never raise: a log line ends no run.
+
+    The terminal may be closed, the reader of the pipe killed, the disk of the log full, or a text
+    hold characters that the locale lacks. The streams have no buffer, so that a signal handler may
+    write, too.
+    """
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")
+        raw = _LogStream(number, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
+        setattr(sys, name, stream)
 
 
 class _ConfigParser(ConfigFileFlagParser):
@@ -111,7 +146,7 @@ def print_config_fields(argv: Sequence[str]) -> None:
 
 def exit_now(message: str, exit_code: int) -> NoReturn:
     """Prints `message` and exits without waiting for other processes or pending compilations."""
-    with contextlib.suppress(OSError):  # The log may be on a full disk.
+    with contextlib.suppress(OSError):  # The log of a tool may be on a full disk.
         print(f"\n{program_name()}: {message}", file=sys.stderr, flush=True)
     os._exit(exit_code)
 

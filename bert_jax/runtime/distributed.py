@@ -121,16 +121,29 @@ def check_equal_on_all_processes(settings: dict[str, object]) -> None:
                 )
 
 
+def stop_signals(is_distributed: bool) -> list[signal.Signals]:
+    """Returns the signals that stop a run and that its own handlers must handle.
+
+    SIGTERM says that the host is reclaimed, SIGINT is Ctrl-C, and SIGHUP says that the terminal was
+    closed, unless it was ignored when the program started, as by nohup.
+    """
+    numbers = [signal.SIGINT]
+    if not is_distributed:  # JAX handles SIGTERM in a multi-process run.
+        numbers.append(signal.SIGTERM)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
 class Preemption:
-    """Stops all processes after the same step, on SIGTERM (a host is reclaimed) or Ctrl-C."""
+    """Stops all processes after the same step, on SIGTERM, SIGHUP or Ctrl-C."""
 
     _steps = itertools.count(1)  # JAX needs numbers that no run of this process repeats.
 
     def __init__(self):
         self.interrupted = self._stop_requested = False
         self._is_distributed = jax.process_count() > 1
-        # JAX handles SIGTERM in a multi-process run.
-        signals = [signal.SIGINT] if self._is_distributed else [signal.SIGINT, signal.SIGTERM]
+        signals = stop_signals(self._is_distributed)
         self._previous = {number: signal.signal(number, self._handle) for number in signals}
 
     def should_stop(self) -> bool:
@@ -156,5 +169,5 @@ class Preemption:
                 os._exit(INTERRUPTED)
             self.interrupted = True
             print("\nInterrupted: saving this step. Press Ctrl-C again to exit.", file=sys.stderr)
-            if self._is_distributed:
-                os.kill(os.getpid(), signal.SIGTERM)
+        if self._is_distributed:  # JAX then agrees with the others on the last step.
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,9 +1,11 @@
 """The shared entry point of the three mains: flags, start, and how a run ends."""
 
 import faulthandler
+import functools
 import json
 import logging as std_logging
 import os
+import pathlib
 import signal
 import sys
 import traceback
@@ -14,6 +16,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from bert_jax.buckets import is_bucket
 from bert_jax.errors import INTERRUPTED, PREEMPTED, CheckpointError, NonFiniteLoss, RunStopped
 from bert_jax.runtime import command_line, distributed, watchdog
 from bert_jax.runtime.command_line import exit_now
@@ -45,6 +48,7 @@ def start(train_and_evaluate: Callable[[ConfigDict, str], dict | None], program:
 
     Prints the result as JSON; None: it has printed what it found.
     """
+    command_line.keep_running_without_log()
     define_flags()
     app.run(
         lambda argv: _run(argv, train_and_evaluate, program), flags_parser=command_line.parse_flags
@@ -67,10 +71,9 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs absent backends.
     is_distributed = values.multihost or values.coordinator is not None
     # Handled here until the training loop does; destructors would swallow a KeyboardInterrupt.
-    message = "Stopped while no training step was running. Run the same command again."
-    signal.signal(signal.SIGINT, lambda *_: exit_now(message, INTERRUPTED))
-    if not is_distributed:  # Otherwise JAX handles SIGTERM.
-        signal.signal(signal.SIGTERM, lambda *_: exit_now(message, PREEMPTED))
+    for number in distributed.stop_signals(is_distributed):
+        exit_code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
+        signal.signal(number, functools.partial(_stop_outside_a_step, values.workdir, exit_code))
     try:
         expected = values.config.get("program", program)  # Own configurations may lack it.
         if program != expected:
@@ -106,6 +109,22 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
     if result is not None and jax.process_index() == 0:
         print_result(result, values.workdir)
+
+
+def _stop_outside_a_step(workdir: str, exit_code: int, *_) -> NoReturn:
+    """Exits at once, and says what is saved; called as the handler of a signal."""
+    saved = []
+    if not is_bucket(workdir):  # Which would take seconds to answer.
+        paths = [*pathlib.Path(workdir).glob("checkpoints/*")]
+        paths += pathlib.Path(workdir).glob("programs/*/checkpoints/*")  # Of a sweep.
+        if steps := [int(path.name) for path in paths if path.name.isdecimal()]:
+            saved.append(f"step {max(steps)} is saved")
+        if finished := len([*pathlib.Path(workdir).glob("trials/*/result.json")]):
+            saved.append(f"{finished} finished trials are kept")
+    then = f": {' and '.join(saved) or 'no step was saved'}"
+    exit_now(
+        f"Stopped while no training step was running{then}. Run the same command again", exit_code
+    )
 
 
 def check_devices() -> None:

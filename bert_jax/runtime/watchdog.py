@@ -69,7 +69,8 @@ def start_stop_timeout(timeout: float, is_distributed: bool) -> None:
 
 
 def _end_if_stuck(read_end, timeout):
-    while (received := os.read(read_end, 1)[0]) not in (signal.SIGINT, signal.SIGTERM, ord("S")):
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ord("S"))
+    while (received := os.read(read_end, 1)[0]) not in asked:
         pass
     requested_at = time.monotonic()
     while not Watchdog.limited or time.monotonic() < max(requested_at, Watchdog.since) + timeout:

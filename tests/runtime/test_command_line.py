@@ -69,6 +69,49 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
         read_config("configs/sweeps/papr.py")
 
 
+LOGS = r"""
+import os, sys, warnings
+from absl import app, logging
+from tqdm import tqdm
+from bert_jax.runtime.command_line import keep_running_without_log, restart_with_huge_pages
+
+restart_with_huge_pages()
+keep_running_without_log()
+
+def main(argv):
+    logging.error("a line")
+    print("Gr\xf6\xdfe \u4f53\u80b2", flush=True)
+    print("a line", file=sys.stderr, flush=True)
+    warnings.warn("a line")
+    for _ in tqdm(range(3), mininterval=0):
+        pass
+    open(argv[1], "w").write("done")
+
+app.run(main)
+"""
+
+
+@pytest.mark.parametrize("lost", ["reader", "disk", "closed", "locale"])
+def test_log_that_cannot_be_written_ends_no_program(tmp_path, lost):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open("/dev/full", "w") as full:
+        streams = {"reader": write_end, "disk": full, "closed": None, "locale": subprocess.PIPE}
+        command = [sys.executable, "-X", "utf8=0", "-c", LOGS, str(tmp_path / "file")]
+        if lost == "closed":
+            command = ["bash", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "bash", *command]
+        # ASCII, which has none of the printed characters.
+        environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+        run = subprocess.run(
+            command, stdout=streams[lost], stderr=streams[lost], cwd=ROOT, env=environment
+        )
+    os.close(write_end)
+    assert run.returncode == 0 and (tmp_path / "file").read_text() == "done"
+    if lost == "locale":
+        assert run.stdout.rstrip() == rb"Gr\xf6\xdfe \u4f53\u80b2"
+        assert run.stderr.count(b"a line") == 3
+
+
 def check_help(*programs: str) -> None:
     """Runs each program with --help, and with an unknown flag, all at the same time."""
     runs = [

@@ -1,5 +1,6 @@
 """A run of several real processes: same parameters, every row once, clear errors."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -121,13 +122,16 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
 
 
 @pytest.mark.slow
-def test_two_processes_stopped_by_sigterm_and_resumed_equal_one_process(corpus, tmp_path):
-    """A preempted run: SIGTERM reaches one process, and both save the same step."""
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
+def test_two_processes_stopped_by_a_signal_and_resumed_equal_one_process(corpus, tmp_path, number):
+    """The signal reaches one process, and both save the same step; SIGHUP becomes SIGTERM there."""
     workdir, fields = tmp_path / "run", ("num_steps=60", "log_every=1", "checkpoint_every=1000")
     options = {"num_processes": 2, "devices_per_process": 2}
     with helpers.ended(helpers.start(workdir, corpus, *fields, **options)) as processes:
         helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
-        processes[1].send_signal(signal.SIGTERM)
+        processes[1].send_signal(number)
         assert helpers.finish(processes) == [PREEMPTED] * 2
     step = int(re.search(r"saved at step (\d+)", helpers.log_of(workdir).read_text())[1])
     assert step < 60 and saved_steps(workdir / "checkpoints") == [step]
@@ -303,3 +307,24 @@ def test_comparison_of_programs_covers_every_folder_of_the_package(monkeypatch, 
         claim_workdir(tmp_path / "run", {"seed": 0})
     first_hash, second_hash = (program["hash of bert_jax/*.py"] for program in compared)
     assert first_hash != second_hash
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signal_stops_the_run_after_its_step(number):
+    handlers = {each: signal.getsignal(each) for each in (number, signal.SIGHUP)}
+    with contextlib.closing(distributed.Preemption()) as preemption:
+        assert not preemption.should_stop()
+        signal.raise_signal(number)
+        assert preemption.should_stop() and preemption.interrupted == (number == signal.SIGINT)
+    assert {each: signal.getsignal(each) for each in handlers} == handlers
+
+
+def test_ignored_sighup_stays_ignored():
+    """As nohup sets it."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with contextlib.closing(distributed.Preemption()) as preemption:
+            signal.raise_signal(signal.SIGHUP)
+            assert not preemption.should_stop()
+    finally:
+        signal.signal(signal.SIGHUP, previous)
