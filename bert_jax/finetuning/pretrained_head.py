@@ -228,9 +228,11 @@ def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:
         name = flag.rpartition(".")[2]
         saved, new = saved_head.get(name), task_head.get(name)
         if name == "labels":
-            saved, new = ",".join(saved), ",".join(new)
+            saved, new = list(saved), list(new)
         is_free = name == "labels" and saved_head["task"] == "regression"  # It is only a name.
         if None not in (saved, new) and saved != new and not is_free:
+            if name == "labels":
+                saved, new = ",".join(saved), ",".join(new)
             raise ValueError(
                 f"the weights have a head with {name}={saved}, and the task has {new}: set "
                 f"--config.new_head=True for a new head, or --config.{flag}={saved}"

@@ -84,8 +84,9 @@ def check_head(config: ConfigDict, task: Task, head: dict | None) -> None:
             f"--config.teacher={config.teacher} has {has}, and this task needs one for {name}: "
             "expected a model that was fine-tuned for it"
         )
-    labels, expected = ",".join(head["labels"]), ",".join(task.labels)
-    if labels != expected and name != "regression":  # Where it is only a name.
+    # The label of a regression is only a name.
+    if list(head["labels"]) != list(task.labels) and name != "regression":
+        labels, expected = ",".join(head["labels"]), ",".join(task.labels)
         raise ValueError(
             f"--config.teacher={config.teacher} has the labels {labels}, and the task {expected}: "
             "expected the same in the same order; where the task has --config.data.labels, it sets "

@@ -97,17 +97,17 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             path = _path(data.directory, name, split)
             records, notes[f"{split} lines malformed and skipped"] = _read_file(path, name, split)
             files.update((file.stem, str(file)) for file in (path, *path.parent.glob(_DEV_IDS)))
-        records = limit_examples(records, config, split, notes)
         tables.check_columns(records, columns)
-        texts = [[record.columns[column] for column in columns] for record in records]
         label_column = "label" if is_tfds else dataset.label
-        values = read_labels(
+        values = read_labels(  # All are checked, also of the examples that are left out.
             records,
             label_column,
             classes,
             required=split in ("train", *dataset.dev),
             aliases=_UNLABELED | {str(i): label for i, label in enumerate(dataset.labels)},
         )
+        records, values = (limit_examples(each, config, split, notes) for each in (records, values))
+        texts = [[record.columns[column] for column in columns] for record in records]
         features, truncated = text_features(texts, values, tokenizer, config.max_seq_length)
         notes[f"{split} examples truncated"] = truncated
         empty = [pair for pair in texts if not all(map(str.strip, pair))]

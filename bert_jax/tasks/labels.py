@@ -2,6 +2,7 @@
 
 If all labels are numbers, equal ones are one class in every file, however they are written: 1, 1.0,
 " 1", 01 and 1e0, and also true, True and TRUE, which are 1. Other labels are compared as text.
+Numbers are in numeric order (2 before 10), other labels in the order of their characters.
 """
 
 import collections
@@ -34,7 +35,7 @@ def labels_from_config(config: ConfigDict) -> tuple[str, ...]:
 
 
 def find_labels(records: Sequence[Record], column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns `labels`, or if empty the sorted labels in `column`. Raises ValueError.
+    """Returns `labels`, or if empty the labels in `column`, as `sort_labels`. Raises ValueError.
 
     A class of equal numbers has the name of its shortest spelling, where 1.0 is written as 1.
     """
@@ -49,17 +50,26 @@ def find_labels(records: Sequence[Record], column: str, labels: tuple[str, ...])
             for record in records:
                 if (label := record.columns[column]) != label.strip():
                     raise ValueError(f"{record.location}: remove the white space around {label!r}")
-            labels = tuple(texts)
+            labels = sort_labels(texts)
         else:
             several = (" = ".join(map(repr, each)) for each in spellings.values() if len(each) > 1)
             if equal := "; ".join(several):
                 logging.info("%s: equal numbers are one label: %s", source, equal)
             names = (min(map(_plain, each), key=_by_length) for each in spellings.values())
-            labels = tuple(sorted(names))
+            labels = sort_labels(names)
     if len(set(labels)) < max(len(labels), 2):
         names = ", ".join(labels) or "none"
         raise ValueError(f"{source}: expected two or more different labels, found {names}")
     return labels
+
+
+def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Returns the labels in numeric order if all are numbers, else in the order of characters."""
+    texts = sorted(labels)
+    numbers = list(map(_number, texts))
+    if None in numbers:
+        return tuple(texts)
+    return tuple(text for _, text in sorted(zip(numbers, texts, strict=True)))
 
 
 def match_labels(texts: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
@@ -104,22 +114,25 @@ def read_labels(
     required: bool,
     aliases: Mapping[str, str] | None = None,
     hint: str = "",
-    separator: str = "",
+    multi_label: bool = False,
 ) -> list[int | float | np.ndarray | None]:
     """Returns the index in `labels` of each record's label, or its value if `labels` is empty.
 
     Returns None for a record without the column or with "" in it. Labels are compared as by
     `match_labels`. `aliases` maps other texts to labels, or to ""; `hint` ends the ValueError
-    message for an unknown label. With a `separator`, a record may have several labels or none: if
-    any has, returns float32 `[labels]` of 0s and 1s.
+    message for an unknown label. If `multi_label`, each record has any number of labels, its
+    `labels`: returns float32 `[labels]` of 0s and 1s, and None where they are None.
     """
-    split = split_labels(records, column, separator) if separator else []
-    if any(split):
-        copies_of_all = list(itertools.chain(*split))
-        indices = iter(read_labels(copies_of_all, column, labels, required, aliases, hint))
-        label_sets = [list(itertools.islice(indices, len(copies))) for copies in split]
-        return [np.isin(range(len(labels)), each).astype(np.float32) for each in label_sets]
     values = []
+    if multi_label:
+        copies = split_labels(records, column)
+        indices = iter(read_labels(copies, column, labels, required, aliases, hint))
+        for record in records:
+            chosen = list(itertools.islice(indices, len(record.labels or ())))
+            label_set = np.isin(range(len(labels)), chosen).astype(np.float32)
+            values.append(None if record.labels is None else label_set)
+        check_labeled(records, values, column, required)
+        return values
     texts = [record.columns.get(column, "") for record in records]
     names = match_labels(texts, labels) | dict(aliases or {})
     for record, text in zip(records, texts, strict=True):
@@ -144,14 +157,13 @@ def read_labels(
     return values
 
 
-def split_labels(records: Sequence[Record], column: str, separator: str) -> list[list[Record]]:
-    """Returns, for each record, one copy per label in its `column`."""
-    copies = []
-    for record in records:
-        labels = map(str.strip, record.columns.get(column, "").split(separator))
-        rows = [record.columns | {column: label} for label in labels if label]
-        copies.append([record._replace(columns=row) for row in rows])
-    return copies
+def split_labels(records: Iterable[Record], column: str) -> list[Record]:
+    """Returns one copy of a record for each of its `labels`, with this label in `column`."""
+    return [
+        record._replace(columns=record.columns | {column: label})
+        for record in records
+        for label in record.labels or ()
+    ]
 
 
 def check_labeled(examples: Sequence, labels: Sequence, column: str, required: bool) -> None:

@@ -44,8 +44,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         files[split] = with_split(directory, split) if is_tfds else str(folder / FILES[split])
         records = read_table(files[split], COLUMNS, data_dir=config.data.data_dir)
         records = drop_blank_rows(records, "label", split, notes)
-        records = with_ids(limit_examples(records, config, split, notes), "")
+        # All labels are checked, also of the examples that are left out.
         labels = read_labels(records, "label", CHOICES, split != "test", aliases=UNLABELED)
+        records, labels = (limit_examples(each, config, split, notes) for each in (records, labels))
+        records = with_ids(records, "")
         rows = [record.columns for record in records]
         # sent2 may be empty, and byte-level BPE encodes a word differently after a space.
         pairs = [

@@ -18,15 +18,24 @@ from bert_jax.data.tfds import tfds_source
 csv.field_size_limit(2**31 - 1)  # In characters; the default is 128 Ki.
 _QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TSV.
 _UNQUOTE = str.maketrans({'"': None, "\t": "\1", "\n": "\2"})  # In a quoted field.
+_JSON = json.JSONDecoder(parse_int=str, parse_float=str)
+_JSON_SPACE = re.compile(r"[ \t\n\r]*")
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
 
 
 class Record(NamedTuple):
-    """One example: its columns as text, and its location, "FILE, line N", for error messages."""
+    """One example: its columns as text, and its location, "FILE, line N", for error messages.
+
+    Attributes:
+      columns: the text of each value, "" if it is missing. Numbers, booleans and nested values of
+        JSON are as written in the file.
+      labels: of a table with several labels per text, those of this one; None if they are unknown.
+    """
 
     columns: dict[str, str]
     location: str
     id: str = ""
+    labels: tuple[str, ...] | None = None
 
 
 def files_from_config(data: ConfigDict) -> dict[str, str]:
@@ -56,27 +65,43 @@ def read_table(
     """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, TFDS or dicts, with all of `columns`.
 
     The first of `header_lines` names the columns; the others are skipped. Fields may be quoted.
-    JSON and TFDS values become text (equal numbers the same text); a list in the column `label` is
-    joined by `label_separator`, if any. Raises FileNotFoundError if the file is missing, and
+    With a `label_separator`, records have the `labels` in the column `label`: a list in JSON and
+    TFDS, or a text that is split. There, null is unknown, and an empty text is no label if any
+    example has labels, else unknown. Raises FileNotFoundError if the file is missing, and
     ValueError if it is malformed, as a TSV whose quotation marks can be read in two ways is.
     """
     is_path = isinstance(source, str | pathlib.Path)
     suffix = pathlib.Path(source).suffix if is_path else ""
     hint = ": set the correct name in --config.data.text, text_pair, label or id" if label else ""
+    without_labels: set[str] = set()  # Locations of null.
     if not is_path or str(source).startswith("tfds:") or suffix == ".jsonl":
+        if suffix == ".jsonl":
+            objects = [
+                (_values_as_written(line, location), location)
+                for line, _, location in _read_json_lines(source)
+            ]
+        else:
+            values = read_objects(source, data_dir) if is_path else check_objects(source)
+            objects = [
+                ({name: json.dumps(value) for name, value in example.items()}, location)
+                for example, location in values
+            ]
         records = []
-        objects = read_objects(source, data_dir) if is_path else check_objects(source)
         for values, location in objects:
-            if label_separator and isinstance(values.get(label), list):
-                values[label] = label_separator.join(map(_json_text, values[label]))
+            labels = None
+            if label_separator and values.get(label, "").startswith("["):
+                labels = _listed_labels(values[label], f"{location}: {label!r}")
             for column in (*columns, label):
-                if isinstance(value := values.get(column), list | dict):
-                    message = f"{column!r} is a {type(value).__name__}, expected text or a number"
+                kind = {"[": "list", "{": "dict"}.get(values.get(column, "")[:1])
+                if kind and (column != label or labels is None):
+                    message = f"{column!r} is a {kind}, expected text or a number"
                     if column == label:
                         message += "; if it holds labels, set --config.data.label_separator"
                     raise ValueError(f"{location}: {message}")
-            texts = {column: _json_text(value) for column, value in values.items()}
-            records.append(Record(texts, location))
+            if values.get(label) == "null":
+                without_labels.add(location)
+            texts = {column: _text_of_json(value) for column, value in values.items()}
+            records.append(Record(texts, location, labels=labels))
     elif suffix in (".csv", ".tsv", ".tab"):
         records = _read_delimited(pathlib.Path(source), header_lines)
         if len(records[0].columns) == 1:
@@ -84,7 +109,25 @@ def read_table(
     else:
         raise ValueError(f"{source} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
     check_columns(records, columns, hint)
+    if label_separator:
+        return _with_label_sets(records, label, label_separator, without_labels)
     return records
+
+
+def _with_label_sets(
+    records: Sequence[Record], column: str, separator: str, unknown: set[str]
+) -> list[Record]:
+    """Returns the records with the labels in their texts; `unknown` are locations without any."""
+    is_labeled = any(each.labels is not None or each.columns.get(column) for each in records)
+    labeled = []
+    for record in records:
+        text = record.columns.get(column)
+        is_text = text is not None and record.labels is None and record.location not in unknown
+        if is_text and (text or is_labeled):
+            labels = tuple(filter(None, map(str.strip, text.split(separator))))
+            record = record._replace(labels=labels)
+        labeled.append(record)
+    return labeled
 
 
 def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str = "") -> None:
@@ -112,7 +155,12 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
     """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns (object, location)."""
     if str(source).startswith("tfds:"):
         return _read_tfds(source, data_dir)
-    objects = []
+    return [(values, location) for _, values, location in _read_json_lines(source)]
+
+
+def _read_json_lines(source: str | pathlib.Path) -> list[tuple[str, dict, str]]:
+    """Returns each line that is not blank, the object in it, and its location."""
+    lines = []
     text = read_text(pathlib.Path(source), "a .jsonl file")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -125,10 +173,33 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
             raise ValueError(f"{location}: not JSON ({error}): write an object per line") from None
         if not isinstance(values, dict):
             raise ValueError(f"{location}: expected a JSON object, found {type(values).__name__}")
-        objects.append((values, location))
-    if not objects:
+        lines.append((line, values, location))
+    if not lines:
         raise ValueError(f"{source} holds no examples")
-    return objects
+    return lines
+
+
+def _values_as_written(line: str, location: str) -> dict[str, str]:
+    """Returns the JSON text of each value of the object in `line`, such as 1.0 and true.
+
+    Raises ValueError if a key occurs twice.
+    """
+
+    def skip_space(index: int) -> int:
+        return _JSON_SPACE.match(line, index).end()
+
+    values, index = {}, skip_space(line.index("{") + 1)
+    while line[index] != "}":
+        key, index = _JSON.raw_decode(line, index)
+        start = skip_space(skip_space(index) + len(":"))
+        _, index = _JSON.raw_decode(line, start)
+        if key in values:
+            raise ValueError(f"{location}: {key!r} occurs twice: remove one of the two")
+        values[key] = line[start:index]
+        index = skip_space(index)
+        if line[index] == ",":
+            index = skip_space(index + 1)
+    return values
 
 
 def check_objects(examples: Iterable[Mapping]) -> list[tuple[dict, str]]:
@@ -234,12 +305,24 @@ def _rounded(value: object) -> object:
     return int(value) if is_whole else value
 
 
-def _json_text(value: object) -> str:
-    """Returns the same text for equal values, such as a label written as 1, 1.0 or true."""
-    value = _rounded(value)
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value)
+def _text_of_json(value: str) -> str:
+    """Returns the text of a JSON value: of a string its content, "" of null, else as written."""
+    if value.startswith('"'):
+        return json.loads(value)
+    return "" if value == "null" else value
+
+
+def _listed_labels(value: str, what: str) -> tuple[str, ...]:
+    """Returns the labels in a JSON list, numbers as written. Raises ValueError."""
+    labels = []
+    for label in json.loads(value, parse_int=str, parse_float=str):
+        if isinstance(label, bool):
+            label = json.dumps(label)
+        if not isinstance(label, str) or not label.strip():
+            found = f"is a list that holds {json.dumps(label):.60}"
+            raise ValueError(f"{what} {found}: expected labels that are text or numbers")
+        labels.append(label)
+    return tuple(labels)
 
 
 def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:

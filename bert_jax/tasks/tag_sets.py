@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bert_jax.tasks.conll import Sentence, convert_tags, find_scheme
+from bert_jax.tasks.labels import sort_labels
 from bert_jax.tasks.tagging_scores import are_plain, find_entities, find_runs, split_tag
 
 
@@ -71,9 +72,9 @@ def find_tag_set(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
     if len(tags) < 2:
         raise ValueError(f"train has a single tag, {tags.pop()!r}: expected several in tag_column")
     if scheme == "none":
-        return tuple(sorted(tags))
+        return sort_labels(tags)
     if scheme == "io":
-        return ("O", *sorted(tags - {"O"}))
+        return ("O", *sort_labels(tags - {"O"}))
     types = sorted({split_tag(tag)[1] for tag in tags - {"O"}})
     prefixes = {"bioes": "BIES", "bilou": "BILU"}.get(scheme, "BI")
     return ("O", *(f"{prefix}-{type_name}" for type_name in types for prefix in prefixes))

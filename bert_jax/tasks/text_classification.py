@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -54,7 +53,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     records = {name: read_records(source, name, data, notes) for name, source in files.items()}
     train = records.get("train", ())
     if separator:
-        train = list(itertools.chain(*split_labels(train, data.label, separator)))
+        train = split_labels(train, data.label)
     labels = () if data.regression else find_labels(train, data.label, labels_from_config(config))
     metric = choose_metric(selecting_metrics(head, labels), data.metric)
     splits = {
@@ -126,11 +125,13 @@ def read_split(
 ) -> Split:
     """Builds a split of the records; `notes` count those dropped, truncated and without a label."""
     data, head, separator = config.data, get_head(config), config.data.label_separator
-    examples = limit_examples(tables.with_ids(records, data.id), config, name, notes)
+    records = tables.with_ids(records, data.id)
     # Without training data the labels are the head's.
     hint = "; fix it, or list all labels in --config.data.labels" * bool(data.train)
-    options = {"required": name == "train", "hint": hint, "separator": separator}
-    values = read_labels(examples, data.label, labels, **options)
+    options = {"required": name == "train", "hint": hint, "multi_label": bool(separator)}
+    # All labels are checked, also of the examples that are left out.
+    values = read_labels(records, data.label, labels, **options)
+    examples, values = (limit_examples(each, config, name, notes) for each in (records, values))
     if values[0] is None:
         notes[f"{name} examples without labels, so not scored"] = len(values)
     texts = tuple(filter(None, (data.text, data.text_pair)))

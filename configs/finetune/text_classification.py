@@ -48,9 +48,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.label = "label"  # Column of the label.
     config.data.id = ""  # Column of unique ids, written to the predictions; empty: numbers.
     config.data.header_lines = 1  # The first names the columns, the others are skipped.
-    config.data.labels = ()  # Default: the labels in train, sorted; as a flag: a,b.
+    # Default: the labels in train, sorted, numbers as numbers; as a flag: a,b.
+    config.data.labels = ()
     config.data.regression = False  # The label is a number.
-    # Multi-label: what separates the labels of a text, such as | in a|b; in JSONL also a list.
+    # Multi-label: what separates the labels of a text, such as | in a|b. In JSONL also a list, of
+    # which [] is no label, and null an unknown one.
     config.data.label_separator = ""
     # Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, spearman,
     # and for two classes matthews, roc_auc or average_precision of the second class.

@@ -1,5 +1,6 @@
 """Labels: numbers in any spelling, and texts."""
 
+import numpy as np
 import pytest
 
 from bert_jax.tasks.labels import find_labels, match_labels, read_labels
@@ -87,7 +88,31 @@ def test_a_number_is_the_same_label_in_every_kind_of_file(tmp_path, suffix):
 
 
 def test_each_of_several_labels_may_be_a_number():
-    (first, second) = read_labels(
-        records("1.0|2", "3"), "label", ("1", "2", "3"), True, separator="|"
-    )
+    several = [Record({}, "line 2", labels=("1.0", "2")), Record({}, "line 3", labels=("3",))]
+    first, second = read_labels(several, "label", ("1", "2", "3"), True, multi_label=True)
     assert first.tolist() == [1, 1, 0] and second.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_classes_that_are_numbers_are_in_numeric_order(seed):
+    """As of np.unique, which sorts the integer labels of scikit-learn and transformers."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(-30, 3000, 40)
+    labels, indices = classes(*map(str, numbers))
+    expected, inverse = np.unique(numbers, return_inverse=True)
+    assert labels == tuple(map(str, expected)) and indices == inverse.tolist()
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ("10 9 1.5 -2", "-2 1.5 9 10"),
+        ("1e1 9 0.5", "0.5 9 10"),
+        ("010 009 11", "009 010 11"),
+        ("true false", "false true"),
+        ("9 10 x", "10 9 x"),  # One is no number: texts.
+        ("class10 class9", "class10 class9"),
+    ],
+)
+def test_the_order_of_the_classes(texts, expected):
+    assert classes(*texts.split())[0] == tuple(expected.split())

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 import random
 import tracemalloc
 
@@ -110,17 +111,128 @@ def test_a_quoted_header_shows_that_a_tsv_is_quoted(tmp_path):
         read_table(path, ("text",))
 
 
-def test_only_a_list_of_labels_is_joined(tmp_path):
+def test_only_the_label_may_be_a_list(tmp_path):
     path, columns = tmp_path / "table.jsonl", ("text", "label")
-    path.write_text('{"text": "river", "label": ["a", "b"], "source": ["c", "d"]}\n')
+    path.write_text('{"text": "river", "label": ["a", "b"], "source": ["c",  "d"]}\n')
     (record,) = read_table(path, ("text",), label="label", label_separator="|")
-    assert record.columns == {"text": "river", "label": "a|b", "source": '["c", "d"]'}
+    assert record.labels == ("a", "b")
+    assert record.columns == {"text": "river", "label": '["a", "b"]', "source": '["c",  "d"]'}
     hint = "expected text or a number; if it holds labels, set --config.data.label_separator$"
     with pytest.raises(ValueError, match=rf"line 1: 'label' is a list, {hint}"):
         read_table(path, ("text",), label="label")
     path.write_text('{"text": ["river"], "label": ["a"]}\n')
     with pytest.raises(ValueError, match=r"line 1: 'text' is a list, expected text or a number$"):
         read_table(path, columns, label="label", label_separator="|")
+
+
+ANY_TEXT = 'ab|,;\t" \\é😀'
+
+
+def random_value(rng, depth=0):
+    """Returns the JSON text of a random value, as someone may write it, and its text."""
+    kind = rng.randrange(6 if depth < 2 else 4)
+    if kind < 2:
+        text = "".join(rng.choices(ANY_TEXT, k=4))
+        return json.dumps(text, ensure_ascii=rng.random() < 0.5), text
+    if kind == 2:
+        number = rng.choice(
+            ["3.0", "-0", "1e5", "2E-3", "0.10", str(10**30), "1.10000000000000001"]
+        )
+        return number, number
+    if kind == 3:
+        return rng.choice([("true", "true"), ("false", "false"), ("null", "")])
+    values = [random_value(rng, depth + 1)[0] for _ in range(rng.randrange(3))]
+    space = rng.choice(["", " ", "  "])
+    nested = f"[{space}{f',{space}'.join(values)}]"
+    if kind == 5:
+        members = (f'"{index}":{space}{value}' for index, value in enumerate(values))
+        nested = f"{{{space}{', '.join(members)}}}"
+    return nested, nested
+
+
+def test_json_values_are_read_as_they_are_written(tmp_path):
+    rng, path = random.Random(0), tmp_path / "table.jsonl"
+    lines, expected = [], []
+    for _ in range(500):
+        values = {f"{mark} {{:,": random_value(rng) for mark in rng.sample(ANY_TEXT, 3)}
+        space = rng.choice(["", " ", "\t"])
+        members = (f"{json.dumps(key)}{space}:{space}{text}" for key, (text, _) in values.items())
+        lines.append(f"{space}{{{space}{f'{space},{space}'.join(members)}{space}}}{space}\n")
+        assert json.loads(lines[-1]).keys() == values.keys()
+        expected.append({key: text for key, (_, text) in values.items()})
+    path.write_text("".join(lines))
+    assert [record.columns for record in read_table(path, ())] == expected
+
+
+def test_values_of_dicts_are_those_of_the_same_json():
+    values = {"text": "a", "answer": True, "size": 3.0, "count": 10**20, "none": None}
+    (record,) = read_table([values], ("text", "answer"))
+    assert record.columns == {
+        "text": "a",
+        "answer": "true",
+        "size": "3.0",
+        "count": str(10**20),
+        "none": "",
+    }
+
+
+def test_a_key_that_occurs_twice_is_refused(tmp_path):
+    path = tmp_path / "table.jsonl"
+    path.write_text('{"text": "a", "text": "b"}\n')
+    with pytest.raises(ValueError, match=r"table\.jsonl, line 1: 'text' occurs twice: remove"):
+        read_table(path, ("text",))
+
+
+def test_labels_in_lists_are_never_split_again(tmp_path):
+    rng, path = random.Random(0), tmp_path / "table.jsonl"
+    for separator in ",|; ":
+        rows = [
+            ["".join(rng.choices("ab1,|; ", k=3)) + "." for _ in range(rng.randrange(4))]
+            for _ in range(50)
+        ]
+        objects = [{"text": "x", "label": row} for row in rows]
+        path.write_text("".join(json.dumps(each) + "\n" for each in objects))
+        for source in (path, objects):
+            records = read_table(source, ("text",), label="label", label_separator=separator)
+            assert [list(record.labels) for record in records] == rows
+
+
+@pytest.mark.parametrize(
+    ("suffix", "values", "expected"),
+    [
+        ("csv", "a|b, ,|,", [("a", "b"), (), (), ()]),
+        ("csv", ",", [None, None]),
+        ("csv", "|,", [(), ()]),
+        ("jsonl", 'null,["a"]', [None, ("a",)]),
+        ("jsonl", "[],[]", [(), ()]),
+        ("jsonl", 'null,[],"",""', [None, (), (), ()]),
+        ("jsonl", '"",null', [None, None]),
+        ("jsonl", '"a| b",""', [("a", "b"), ()]),
+        ("jsonl", "[1.0, true],2", [("1.0", "true"), ("2",)]),
+    ],
+)
+def test_no_label_and_an_unknown_label_are_two_things(tmp_path, suffix, values, expected):
+    path = tmp_path / f"table.{suffix}"
+    if suffix == "csv":
+        lines = ["text,label", *(f"river,{each}" for each in values.split(","))]
+    else:
+        found, index = [], 0
+        while index < len(values):
+            _, end = json.JSONDecoder().raw_decode(values, index)
+            found.append(values[index:end])
+            index = end + 1
+        lines = [f'{{"text": "river", "label": {each}}}' for each in found]
+    path.write_text("\n".join(lines) + "\n")
+    records = read_table(path, ("text", "label"), label="label", label_separator="|")
+    assert [record.labels for record in records] == expected
+
+
+@pytest.mark.parametrize("label", ['["a", null]', '["a", ["b"]]', '[""]', '[" "]', '[{"a": 1}]'])
+def test_a_list_holds_labels_only(tmp_path, label):
+    path = tmp_path / "table.jsonl"
+    path.write_text(f'{{"text": "river", "label": {label}}}\n')
+    with pytest.raises(ValueError, match=r"line 1: 'label' is a list that holds .*: expected"):
+        read_table(path, ("text",), label="label", label_separator="|")
 
 
 def test_content_hash_covers_all_bytes_without_holding_them(tmp_path):

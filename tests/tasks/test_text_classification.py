@@ -31,8 +31,9 @@ def tokenizer(tmp_path):
 
 @pytest.fixture
 def read(tokenizer, tmp_path):
-    def read_task(train=TRAIN, dev=DEV, test=None, suffix="csv", **data):
+    def read_task(train=TRAIN, dev=DEV, test=None, suffix="csv", limit=0, **data):
         config = get_config()
+        config.max_train_examples = config.max_eval_examples = limit
         for name, text in {"train": train, "dev": dev, "test": test}.items():
             if text is not None:
                 path = tmp_path / f"{name}.{suffix}"
@@ -312,6 +313,45 @@ def test_a_text_may_have_any_number_of_labels(suffix, train, test, read, tmp_pat
     shape = RowShape(16, 2, task.head.label_layout, 0)
     rows = shape.build([task.train[:2]], 1)
     assert rows["labels"].tolist() == [labels[:2]] and rows["weights"].tolist() == [[1, 1]]
+
+
+def test_a_label_of_a_list_may_contain_the_separator(read):
+    lines = '{"text": "river", "label": ["a|b", "c"]}\n{"text": "war", "label": ["a"]}\n'
+    task = read(lines, lines, None, "jsonl", label_separator="|")
+    assert task.labels == ("a", "a|b", "c")
+    assert [each.label.tolist() for each in task.train] == [[0, 1, 1], [1, 0, 0]]
+
+
+def test_texts_without_any_label_are_scored_and_texts_of_unknown_labels_are_not(read):
+    train = '{"text": "river", "label": ["a"]}\n{"text": "war", "label": ["b"]}\n'
+    empty = '{"text": "river", "label": []}\n{"text": "war", "label": []}\n'
+    unknown = empty.replace("[]", "null")
+    dev, test = read(train, empty, unknown, "jsonl", label_separator="|").splits
+    assert test.score is None
+    assert dev.score([np.float32([-1, -1])] * 2) == {"micro_f1": 0.0, "macro_f1": 0.0}
+    assert [each.label.tolist() for each in dev.features] == [[0, 0]] * 2
+    some = train + '{"text": "road", "label": null}\n'
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 3: no 'label': every example needs"):
+        read(some, empty, None, "jsonl", label_separator="|")
+    with pytest.raises(ValueError, match=r"dev\.jsonl, line 3: no 'label': label all examples"):
+        read(train, some, None, "jsonl", label_separator="|")
+
+
+def test_the_positive_class_of_two_numbers_is_the_larger(read):
+    """As pos_label=10 in scikit-learn, whose average precision is 0.5 here."""
+    table = "text,label\n" + "river,9\n" * 4 + "war,10\n"
+    (split,) = read(table, table).splits
+    probabilities = np.array([0.1, 0.6, 0.3, 0.2, 0.5])
+    outputs = list(np.log(np.stack([1 - probabilities, probabilities], axis=1)))
+    assert split.score(outputs)["average_precision"] == pytest.approx(0.5)
+
+
+def test_labels_are_checked_in_the_examples_that_are_left_out(read):
+    with pytest.raises(ValueError, match=r"train\.csv, line 4: no 'label': every example needs"):
+        read("text,label\na,x\nb,y\nc,\nd,x\n", None, limit=2)
+    dev = "text,label\na,a\nb,b\nc,typo\nd,a\n"
+    with pytest.raises(ValueError, match=r"dev\.csv, line 4: label 'typo', expected one of a, b"):
+        read(dev=dev, limit=2)
 
 
 def test_a_test_file_may_have_lists_of_labels(read):
