@@ -34,7 +34,12 @@ class Plan:
 
     def __init__(self, inputs: str | Sequence[str], tokenizer: Tokenizer, config: CorpusConfig):
         """Finds the inputs. Raises OSError or ValueError as `find_inputs` does, and ValueError for
-        pairs of a tokenizer without segments."""
+        pairs of a tokenizer without segments, or one that adds no special tokens."""
+        if tokenizer.layout.is_bare:
+            raise ValueError(
+                f"{tokenizer.filename} adds no special tokens around texts, and rows have them: "
+                "set `post_processor` in its tokenizer.json, as the warning above says"
+            )
         if config.rows in LABELED_ROWS and not tokenizer.layout.has_segments:
             raise ValueError(
                 f"--rows={config.rows} makes pairs, whose second text is segment 1, but sequences "

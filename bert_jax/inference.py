@@ -292,7 +292,8 @@ class PretrainedModel(TextEncoder):
         check_texts("query", queries)
         check_texts("candidates", candidates)
         pairs = list(itertools.product(queries, candidates))
-        max_first = head.get("max_query_length", limit) - 2
+        max_first = head.get("max_query_length", limit)
+        max_first -= self.tokenizer.layout.num_special_tokens(1)
         features = self._features(pairs, limit, max_first)
         rankings = []
         for scores in np.reshape(self._head_outputs(features), (len(queries), len(candidates))):

@@ -28,7 +28,8 @@ from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import CLASSIFICATION, TaskModel
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.stored import Layout, store_as_json, template
 
 ROOT = pathlib.Path(__file__).parents[1]
 VOCABULARY = (
@@ -64,6 +65,16 @@ def train_bpe(directory: pathlib.Path, text: str, size: int = 300):
     content = train_byte_pair(str(directory / "bpe_text.txt"), size)
     (directory / "bpe.json").write_bytes(content)
     return load_tokenizer(directory / "bpe.json")
+
+
+def without_special_tokens(tokenizer):
+    """Returns a tokenizer of the same vocabulary that adds no special tokens around texts."""
+    spec = json.loads(tokenizer.stored.backend.to_str())
+    special_tokens = tokenizer.stored.special_tokens
+    layout = Layout(0, True, is_bare=True)
+    spec["post_processor"] = template(layout, spec, special_tokens)
+    stored = store_as_json(spec, special_tokens, tokenizer.casing, "test")
+    return tokenizer_from_bytes(stored.filename, stored.content)
 
 
 def write_albert_vocabulary(path: pathlib.Path) -> None:

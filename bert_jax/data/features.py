@@ -50,15 +50,22 @@ def make_sequence(
 ) -> tuple[np.ndarray, int]:
     """Joins one text or two by `tokenizer.layout`: `[CLS] first [SEP]`, then any `second [SEP]`.
 
-    Returns the ids, and the start of segment 1: their number if there is none.
+    Returns the ids, and the start of segment 1: their number if there is none. Raises ValueError
+    for a text without tokens where there are no special tokens either.
     """
-    ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
-    if second is None:
-        return np.array(ids, np.int32), len(ids)
-    ids += [tokenizer.sep_id] * (tokenizer.layout.num_separators - 1)
-    start = len(ids)
-    ids += [*second, tokenizer.sep_id]
-    return np.array(ids, np.int32), start if tokenizer.layout.has_segments else len(ids)
+    layout = tokenizer.layout
+    before, after = [tokenizer.cls_id] * layout.num_around, [tokenizer.sep_id] * layout.num_around
+    ids = [*before, *first]
+    start = None
+    if second is not None:
+        ids += [tokenizer.sep_id] * layout.num_separators
+        start = len(ids)
+        ids += second
+    ids += after
+    if not ids:
+        raise ValueError("a text has no tokens, and this tokenizer adds no special tokens: drop it")
+    has_second = start is not None and layout.has_segments
+    return np.array(ids, np.int32), start if has_second else len(ids)
 
 
 @dataclasses.dataclass(frozen=True)

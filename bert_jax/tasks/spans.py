@@ -76,9 +76,14 @@ class Passage(NamedTuple):
     offsets: np.ndarray  # int32 `[tokens, 2]`: characters of each token.
     windows: Sequence[ContextWindow]
     features: Sequence[ModelInput]  # Input of the model for each window, unlabeled.
+    num_after: int = 1  # Special tokens after the context.
 
     def text(self, span: Span) -> str:
         return self.context[span.start : span.end]
+
+    def context_start(self, feature: ModelInput, window: ContextWindow) -> int:
+        """Returns the position of a window's first token in its feature."""
+        return len(feature) - self.num_after - (window.end - window.start)
 
 
 def make_passages(
@@ -101,7 +106,8 @@ def make_passages(
         for window in windows:
             tokens, start = make_sequence(tokenizer, question, ids[window.start : window.end])
             features.append(ModelInput((tokens,), (start,)))
-        passages.append(Passage(context, offsets, windows, features))
+        num_after = tokenizer.layout.num_around
+        passages.append(Passage(context, offsets, windows, features, num_after))
     return passages
 
 
@@ -127,11 +133,6 @@ def cut_windows(num_tokens: int, room: int, stride: int) -> list[ContextWindow]:
     ]
 
 
-def context_start(feature: ModelInput, window: ContextWindow) -> int:
-    """Returns the position of the context, which ends before the last separator."""
-    return len(feature) - 1 - (window.end - window.start)
-
-
 def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
     """Returns the first and last token of an answer; None if it is not at its answer_start."""
     text, start = answer
@@ -149,7 +150,7 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Mode
     for window, feature in zip(passage.windows, passage.features, strict=True):
         label = NO_ANSWER
         if tokens and window.start <= tokens[0] and tokens[1] < window.end:
-            shift = context_start(feature, window) - window.start
+            shift = passage.context_start(feature, window) - window.start
             label = tokens[0] + shift, tokens[1] + shift
         features.append(dataclasses.replace(feature, label=label))
     return features
@@ -181,7 +182,7 @@ def best_spans(
     text_starts, text_ends = text_limits(passage)
     spans, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
-        first = context_start(feature, window)
+        first = passage.context_start(feature, window)
         start, end = output[first : first + window.end - window.start].T
         ends = np.lib.stride_tricks.sliding_window_view(np.append(end, beyond), max_answer_length)
         scores = start[:, None] + ends[: len(end)]

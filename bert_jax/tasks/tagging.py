@@ -140,7 +140,8 @@ def tagging_features(
     A feature holds words of one sentence, or with `document_context` of one document. The features
     cover the words of all sentences in order.
     """
-    room = max_seq_length - tokenizer.layout.num_special_tokens(1)
+    layout = tokenizer.layout
+    room = max_seq_length - layout.num_special_tokens(1)
     words = [word for sentence in sentences for word in sentence.words]
     tokens_of = tokenize(tokenizer, (tokenizer.word_prefix + word for word in words))
     ids_of = {word: tokens_of[tokenizer.word_prefix + word] for word in words}
@@ -159,7 +160,7 @@ def tagging_features(
         for window in split_into_windows(sizes, itertools.pairwise(ends), room):
             tokens, _ = make_sequence(tokenizer, ids[offsets[window.start] : offsets[window.stop]])
             predicted = slice(window.first_predicted, window.end_predicted)
-            first_pieces = 1 + offsets[predicted] - offsets[window.start]
+            first_pieces = layout.num_around + offsets[predicted] - offsets[window.start]
             label = None
             if tags:
                 label = np.full(len(tokens), NO_LABEL, np.int32)

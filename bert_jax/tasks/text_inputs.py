@@ -94,11 +94,11 @@ def describe_tokens(
         if len(text) == 2:  # As the features were truncated.
             num_tokens = len(ids) - layout.num_special_tokens(2)
             kept = truncate_longest_first(*kept, num_tokens)
-        start = 1
+        start = layout.num_around
         for (part_ids, part_offsets), kept_ids in zip(parts, kept, strict=True):
             begins_word = tokenizer.word_start[part_ids]
             begins_word[:1] = True  # Whatever its piece.
-            end = min(start + len(kept_ids), len(ids) - 1)
+            end = min(start + len(kept_ids), len(ids) - layout.num_around)
             words[start:end] = (np.cumsum(begins_word) - 1)[: end - start]
             offsets[start:end] = part_offsets[: end - start]
             start = end + layout.num_separators

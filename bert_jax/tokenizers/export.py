@@ -3,8 +3,8 @@
 import json
 
 from bert_jax.tokenizers.byte_pair import byte_level_of, is_roberta
-from bert_jax.tokenizers.huggingface import CONFIG_FILENAME, TRANSFORMERS_FILENAME
-from bert_jax.tokenizers.stored import StoredTokenizer, bert_processing, ids_of_model
+from bert_jax.tokenizers.huggingface import CONFIG_FILENAME, SEGMENTS, TRANSFORMERS_FILENAME
+from bert_jax.tokenizers.stored import Layout, StoredTokenizer, bert_processing, ids_of_model
 from bert_jax.tokenizers.unigram import show_special_tokens
 from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME
 
@@ -17,19 +17,25 @@ def transformers_files(stored: StoredTokenizer, max_length: int) -> dict[str, st
     spec, special_tokens = json.loads(stored.backend.to_str()), stored.special_tokens
     kind, normalizer = spec["model"]["type"], spec["normalizer"]
     is_bert = bool(normalizer) and normalizer["type"] == "BertNormalizer"
+    # transformers' BertTokenizer joins texts in BERT's way, whatever the files say.
+    is_bert &= stored.layout == Layout()
     config = {
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "model_max_length": max_length,
     }
-    if kind == "WordPiece":
-        # transformers ignores it, and has 100.
-        config["max_input_chars_per_word"] = spec["model"]["max_input_chars_per_word"]
+    if not is_bert:  # Its generic class needs to be told that a pair has segments.
+        segments = [SEGMENTS] * stored.layout.has_segments
+        config["model_input_names"] = ["input_ids", *segments, "attention_mask"]
+    if kind == "WordPiece" and stored.layout == Layout():
         spec["post_processor"] = bert_processing(spec, special_tokens)
     elif kind == "Unigram":
         show_special_tokens(spec, special_tokens)
     elif spec["post_processor"]["type"] == "RobertaProcessing" and is_roberta(spec):
         config["tokenizer_class"] = "RobertaTokenizer"
         config["add_prefix_space"] = byte_level_of(spec)["add_prefix_space"]
+    if kind == "WordPiece":
+        # transformers ignores it, and has 100.
+        config["max_input_chars_per_word"] = spec["model"]["max_input_chars_per_word"]
     if is_bert:
         config |= {
             "do_lower_case": normalizer["lowercase"],

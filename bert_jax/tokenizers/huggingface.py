@@ -1,7 +1,9 @@
 """Reads and writes the files of transformers' tokenizers, with every option in them."""
 
 import contextlib
+import json
 import pathlib
+import warnings
 from collections.abc import Mapping
 
 from bert_jax.downloads import check_not_pointer, read_json, read_optional
@@ -34,6 +36,7 @@ from bert_jax.tokenizers.stored import (
     lower_cases,
     read_layout,
     store_as_json,
+    template,
 )
 from bert_jax.tokenizers.unigram import (
     ALBERT_TOKENS,
@@ -70,8 +73,10 @@ CLASS_OF_MODEL = {
     "albert": "AlbertTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
 }
-# These join texts as RoBERTa does, whatever tokenizer.json says.
 ROBERTA_CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer")
+SEGMENTS = "token_type_ids"  # an input of models, one of `model_input_names`
+# Classes that give a model the segments of a pair in transformers 5; in 4 all but RoBERTa's do.
+CLASSES_WITH_SEGMENTS = ("", "BertTokenizer", "ElectraTokenizer")
 
 
 def is_albert(directory: pathlib.Path) -> bool:
@@ -119,14 +124,11 @@ def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> S
     if special_tokens.mask not in ids:
         special_tokens = special_tokens._replace(mask=None)
     spec |= {"truncation": None, "padding": None}
+    if kind != "WordPiece" and tokenizer_class not in GENERIC_CLASSES:
+        _apply_options(path, spec, config, tokenizer_class)
+    spec["post_processor"] = _post_processor(path, spec, config, tokenizer_class, special_tokens)
     if kind == "WordPiece":
         return _finish_wordpiece(path, spec, special_tokens, config, lower_case)
-    if tokenizer_class not in GENERIC_CLASSES:
-        _apply_options(path, spec, config, tokenizer_class)
-    is_roberta_class = tokenizer_class in ROBERTA_CLASSES
-    if is_roberta_class or not spec["post_processor"]:
-        layout = roberta_processing if is_roberta_class or kind == "BPE" else bert_processing
-        spec["post_processor"] = layout(spec, special_tokens)
     masks = [token for token in added if token["content"] == special_tokens.mask]
     mask_lstrip = kind == "BPE" and mask_takes_space(directory, stated, masks)
     lower_cased = lower_cases(build_backend(spec, path))
@@ -136,6 +138,72 @@ def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> S
     if kind == "Unigram":
         hide_special_tokens(spec, special_tokens)
     return store_as_json(spec, special_tokens, casing, path, mask_lstrip)
+
+
+def _post_processor(
+    path: pathlib.Path,
+    spec: Mapping,
+    config: Mapping,
+    tokenizer_class: str,
+    special_tokens: SpecialTokens,
+) -> dict:
+    """Returns the post-processor that joins texts as they were joined when the model was trained.
+
+    transformers 4 joined them as `tokenizer.json` says, and adds nothing without a post-processor;
+    transformers 5 does so for generic classes, and joins as the models of other classes do. Without
+    a class, in files of other programs, a post-processor counts if there is one.
+
+    Warns if no special tokens are added. Raises ValueError for a layout that is not supported.
+    """
+    kind, version = spec["model"]["type"], _version_of_transformers(path.parent)
+    is_generic, is_roberta_class = (
+        tokenizer_class in classes for classes in (GENERIC_CLASSES, ROBERTA_CLASSES)
+    )
+    has_own = is_roberta_class or tokenizer_class in TOKENIZER_CLASSES["WordPiece"]
+    follows_file = is_generic or version == 4 or (spec["post_processor"] and not has_own)
+    if path.name == TRANSFORMERS_FILENAME and follows_file:
+        bare = Layout(0, True, is_bare=True)
+        processor = spec["post_processor"] or template(bare, spec, special_tokens)
+        backend = build_backend({**spec, "post_processor": processor}, path)
+        layout = read_layout(backend, special_tokens, path)
+        if is_roberta_class and layout.num_separators == 2:  # The options are those of the class.
+            processor = roberta_processing(spec, special_tokens)
+    elif is_roberta_class or (kind == "BPE" and not is_generic):
+        processor, layout = roberta_processing(spec, special_tokens), Layout(2, False)
+    else:
+        processor, layout = bert_processing(spec, special_tokens), Layout()
+    if layout.is_bare:
+        _warn_of_bare_texts(path, spec, special_tokens, None if is_generic else version)
+    # A model of which transformers does not get segments reads all as 0.
+    is_in_5 = tokenizer_class in CLASSES_WITH_SEGMENTS
+    has_default = is_in_5 if version == 5 else not is_roberta_class
+    inputs = config.get("model_input_names") or [SEGMENTS] * has_default
+    if layout.has_segments and SEGMENTS not in inputs:
+        return template(layout._replace(has_segments=False), spec, special_tokens)
+    return processor
+
+
+def _version_of_transformers(directory: pathlib.Path) -> int | None:
+    """Returns 4 (or earlier) or 5 (or later), by which a model was saved; None if no file says."""
+    version = str(read_optional(directory / "config.json").get("transformers_version", ""))
+    major = version.partition(".")[0]
+    return (4 if int(major) < 5 else 5) if major.isdecimal() else None
+
+
+def _warn_of_bare_texts(
+    path: pathlib.Path, spec: Mapping, special_tokens: SpecialTokens, version: int | None
+) -> None:
+    """Warns that sequences have no special tokens; `version`: of transformers, if it matters."""
+    usual = roberta_processing(spec, special_tokens)
+    if spec["model"]["type"] != "BPE" and special_tokens.cls != ROBERTA_TOKENS.cls:
+        usual = {name: usual[name] for name in ("type", "sep", "cls")} | {"type": "BertProcessing"}
+    as_when = ", as in transformers 4, which saved the model (5 adds them)" if version == 4 else ""
+    warnings.warn(
+        f"{path} adds no special tokens: texts are read without {special_tokens.cls} and "
+        f"{special_tokens.sep}{as_when}. If the model was trained with them, set in that file "
+        f'"post_processor": {json.dumps(usual)}',
+        stacklevel=5,
+    )
 
 
 def _finish_wordpiece(
@@ -149,13 +217,9 @@ def _finish_wordpiece(
     directory, model = path.parent, spec["model"]
     model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
     model["unk_token"] = special_tokens.unk
-    if path.name == TRANSFORMERS_FILENAME:
-        backend = build_backend(spec, path)
-        layout = read_layout(backend, special_tokens, path)
-        if layout != Layout():
-            raise ValueError(f"{path}: post_processor has the {layout}, expected {Layout()}")
     casing = _choose_casing(directory, spec, config, lower_case)
-    spec |= {"post_processor": None}
+    if read_layout(build_backend(spec, path), special_tokens, path) == Layout():
+        spec["post_processor"] = None  # as in `vocab.txt`
     spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
     ids = model["vocab"] | {each["content"]: each["id"] for each in spec["added_tokens"]}
     by_id = {index: piece for piece, index in ids.items()}

@@ -31,17 +31,30 @@ class Layout(NamedTuple):
     Attributes:
       num_separators: the number of [SEP] between two texts, 2 in RoBERTa.
       has_segments: whether the second text and its [SEP] are segment 1, otherwise all are 0.
+      is_bare: there are no special tokens: a sequence is `a`, or `a b`, and `num_separators` is 0.
     """
 
     num_separators: int = 1
     has_segments: bool = True
+    is_bare: bool = False
+
+    @property
+    def num_around(self) -> int:
+        """The number of special tokens before the first text, and after the last."""
+        return 0 if self.is_bare else 1
 
     def num_special_tokens(self, num_texts: int) -> int:
         """Returns the number of special tokens in a sequence of one or two texts."""
-        return 2 + self.num_separators * (num_texts - 1)
+        return 2 * self.num_around + self.num_separators * (num_texts - 1)
 
 
-LAYOUTS = (Layout(2, False), Layout(1, False), Layout())
+LAYOUTS = (
+    Layout(0, False, is_bare=True),
+    Layout(0, True, is_bare=True),
+    Layout(2, False),
+    Layout(1, False),
+    Layout(),
+)
 
 
 class StoredTokenizer(NamedTuple):
@@ -130,6 +143,8 @@ def read_layout(
 ) -> Layout:
     """Returns how the post-processor of a tokenizer joins texts; BERT's way if it has none.
 
+    (transformers adds nothing then; `huggingface.read_directory` has replaced such a one.)
+
     Raises ValueError for one that is not supported, naming the source.
     """
     if backend.post_processor is None:
@@ -138,11 +153,12 @@ def read_layout(
     _, _, cls, sep, _ = special_ids(backend, special_tokens)
     single, pair = backend.encode("a"), backend.encode("a", "a")
     for layout in LAYOUTS:
-        expected = [cls, *ids, *[sep] * layout.num_separators, *ids, sep]
-        second = (len(ids) + 1) * layout.has_segments
+        first, last = [cls] * layout.num_around, [sep] * layout.num_around
+        expected = [*first, *ids, *[sep] * layout.num_separators, *ids, *last]
+        second = len([*ids, *last]) * layout.has_segments
         segments = [0] * (len(expected) - second) + [1] * second
         is_layout = (pair.ids, pair.type_ids) == (expected, segments)
-        if is_layout and single.ids == [cls, *ids, sep]:
+        if is_layout and single.ids == [*first, *ids, *last]:
             return layout
     found = f"gives the ids {pair.ids} and segments {pair.type_ids} for the pair 'a', 'a'"
     raise ValueError(f"{source}: post_processor {found}, expected {expected} and {segments}")
@@ -150,14 +166,21 @@ def read_layout(
 
 def bert_processing(spec: Mapping, special_tokens: SpecialTokens) -> dict:
     """Returns the post-processor of BERT: `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`."""
+    return template(Layout(), spec, special_tokens)
+
+
+def template(layout: Layout, spec: Mapping, special_tokens: SpecialTokens) -> dict:
+    """Returns the post-processor that joins texts as `layout` says."""
+    ids, segment = ids_of_model(spec), int(layout.has_segments)
     cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in special_tokens[2:4])
-    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    last = {"SpecialToken": {"id": special_tokens.sep, "type_id": 1}}
-    ids = ids_of_model(spec)
+    first = {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": segment}}
+    last = {"SpecialToken": {"id": special_tokens.sep, "type_id": segment}}
+    before, between = [cls] * layout.num_around, [sep] * layout.num_separators
     return {
         "type": "TemplateProcessing",
-        "single": [cls, first, sep],
-        "pair": [cls, first, sep, second, last],
+        "single": [*before, first, *[sep] * layout.num_around],
+        "pair": [*before, first, *between, second, *[last] * layout.num_around],
         "special_tokens": {
             name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in special_tokens[2:4]
         },

@@ -21,8 +21,15 @@ from bert_corpus.config import LABELED_ROWS, ROWS, CorpusConfig
 from bert_corpus.readers import Document
 from bert_corpus.steps import Part, cut_into_parts, rows_of_group, split_hash
 from bert_jax.data.rows import Rows
-from bert_jax.tokenization import tokenizer_from_bytes
-from tests.helpers import ROOT, VOCABULARY, random_text, train_bpe
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from tests.helpers import (
+    ROOT,
+    VOCABULARY,
+    random_text,
+    train_bpe,
+    without_special_tokens,
+    write_vocabulary,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{index}" for index in range(400)]
@@ -603,6 +610,13 @@ def test_full_sentences_of_byte_level_bpe_decode_to_the_text(tmp_path, capsys):
     texts = " ".join(sentences), "Another text."
     expected = {f"<s>{'</s>'.join(pair)}</s>" for pair in (texts, texts[::-1])}
     assert rows.tokenizer.decode(batch["tokens"][0, :end].tolist()) in expected
+
+
+def test_rows_of_a_tokenizer_that_adds_no_special_tokens_are_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("the river")
+    bare = without_special_tokens(load_tokenizer(write_vocabulary(tmp_path / "vocab.txt")))
+    with pytest.raises(ValueError, match=r"wordpiece\.json adds no special .* `post_processor`"):
+        plan.Plan(str(tmp_path / "text.txt"), bare, CorpusConfig(max_seq_length=16))
 
 
 def test_interrupted_build_continues_to_the_same_corpus(tmp_path, text, monkeypatch):

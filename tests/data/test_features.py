@@ -193,15 +193,26 @@ def test_features_without_labels_have_no_weight():
         (Layout(), [8, 1, 9, 2, 3, 9], 3),
         (Layout(1, False), [8, 1, 9, 2, 3, 9], 6),
         (Layout(2, False), [8, 1, 9, 9, 2, 3, 9], 7),  # RoBERTa
+        (Layout(0, True, is_bare=True), [1, 2, 3], 1),
+        (Layout(0, False, is_bare=True), [1, 2, 3], 3),
     ],
 )
 def test_sequence_has_the_separators_and_segments_of_its_layout(layout, pair, start):
     tokenizer = types.SimpleNamespace(cls_id=8, sep_id=9, layout=layout)
     tokens, second = make_sequence(tokenizer, [1, 2])
-    assert tokens.tolist() == [8, 1, 2, 9] and second == 4
+    assert tokens.tolist() == ([1, 2] if layout.is_bare else [8, 1, 2, 9])
+    assert second == len(tokens)
     assert len(tokens) - 2 == layout.num_special_tokens(1)
     tokens, second = make_sequence(tokenizer, [1], [2, 3])
     assert tokens.tolist() == pair and second == start
     assert len(tokens) - 3 == layout.num_special_tokens(2)
     tokens, second = make_sequence(tokenizer, [1], [])
-    assert len(tokens) == len(pair) - 2 and second == (3 if layout.has_segments else len(tokens))
+    first = 1 if layout.is_bare else 3
+    assert len(tokens) == len(pair) - 2
+    assert second == (first if layout.has_segments else len(tokens))
+
+
+def test_empty_text_without_special_tokens_is_refused():
+    tokenizer = types.SimpleNamespace(cls_id=8, sep_id=9, layout=Layout(0, True, is_bare=True))
+    with pytest.raises(ValueError, match="a text has no tokens, and this tokenizer adds no spec"):
+        make_sequence(tokenizer, [])

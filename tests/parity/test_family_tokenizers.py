@@ -185,6 +185,98 @@ def test_xlm_roberta_equals_transformers(albert_model, texts, tmp_path):
     assert_equal(ours, theirs, texts, tmp_path)
 
 
+CLASSES = {
+    "bert": ("BertTokenizer", "[CLS]", "[SEP]"),
+    "distilbert": ("DistilBertTokenizer", "[CLS]", "[SEP]"),
+    "roberta": ("RobertaTokenizer", "<s>", "</s>"),
+    "albert": ("AlbertTokenizer", "[CLS]", "[SEP]"),
+    "xlm-roberta": ("XLMRobertaTokenizer", "<s>", "</s>"),
+}
+
+
+def small_tokenizer_json(family: str, post_processor: dict | None) -> dict:
+    """Returns the tokenizer.json of a vocabulary of "a" and "b"."""
+    _, cls, sep = CLASSES[family]
+    is_bert = cls == "[CLS]" and family != "albert"
+    pad, unk, mask = ("[PAD]", "[UNK]", "[MASK]") if is_bert else ("<pad>", "<unk>", "<mask>")
+    pieces = [cls, pad, sep, unk, mask, "a", "b", "▁a", "▁b", "▁"]
+    split, byte_level = {"type": "Metaspace"}, {"type": "ByteLevel", "use_regex": True}
+    split |= {"replacement": "▁", "prepend_scheme": "always", "split": True}
+    byte_level |= {"add_prefix_space": False, "trim_offsets": True}
+    scores = [[piece, -float(index)] for index, piece in enumerate(pieces)]
+    model = {"type": "Unigram", "unk_id": 3, "vocab": scores, "byte_fallback": False}
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    if is_bert:
+        split = {"type": "BertPreTokenizer"}
+        model = {"type": "WordPiece", "unk_token": unk, "continuing_subword_prefix": "##"}
+        model |= {"max_input_chars_per_word": 100, "vocab": ids}
+    elif family == "roberta":
+        split, model = byte_level, {"type": "BPE", "vocab": ids, "merges": []}
+    options = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": index, "content": piece, "special": True} | options
+        for index, piece in enumerate(pieces[:5])
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": split,
+        "post_processor": post_processor,
+        "decoder": None,
+        "model": model,
+    }
+
+
+@pytest.mark.parametrize("family", CLASSES)
+@pytest.mark.parametrize("is_generic", [False, True])
+@pytest.mark.parametrize("layout", ["none", "bytes", "bert", "roberta"])
+@pytest.mark.parametrize("inputs", [None, ("token_type_ids",), ()])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_texts_are_joined_as_transformers_joins_them(family, is_generic, layout, inputs, tmp_path):
+    """Ids and, as the model gets them, segments; also of the exported tokenizer."""
+    tokenizer_class, cls, sep = CLASSES[family]
+    options = {"add_prefix_space": False, "trim_offsets": True}
+    layouts = {
+        "none": None,
+        "bytes": {"type": "ByteLevel", "use_regex": True} | options,
+        "bert": {"type": "BertProcessing", "sep": [sep, 2], "cls": [cls, 0]},
+        "roberta": {"type": "RobertaProcessing", "sep": [sep, 2], "cls": [cls, 0]} | options,
+    }
+    spec = small_tokenizer_json(family, layouts[layout])
+    names = [each["content"] for each in spec["added_tokens"]]
+    fields = ("cls", "pad", "sep", "unk", "mask")
+    config = {f"{field}_token": name for field, name in zip(fields, names, strict=True)}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast" if is_generic else tokenizer_class
+    if inputs is not None:
+        config["model_input_names"] = ["input_ids", "attention_mask", *inputs]
+    model = {"model_type": family, "transformers_version": transformers.__version__}
+    source, exported = tmp_path / "source", tmp_path / "exported"
+    files = {"tokenizer": spec, "tokenizer_config": config, "config": model}
+    source.mkdir()
+    for name, values in files.items():
+        (source / f"{name}.json").write_text(json.dumps(values))
+    ours = load_tokenizer(source)
+    exported.mkdir()
+    for name, content in transformers_files(ours.stored, 64).items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (exported / name).write_text(text)
+    first, second = (
+        make_sequence(ours, ours.encode("a")),
+        make_sequence(ours, ours.encode("a"), ours.encode("b")),
+    )
+    segments = [0] * second[1] + [1] * (len(second[0]) - second[1])
+    for directory in (source, exported):
+        reference = transformers.AutoTokenizer.from_pretrained(directory)
+        assert first[0].tolist() == reference("a")["input_ids"]
+        pair = reference("a", "b")
+        assert second[0].tolist() == pair["input_ids"]
+        if family != "distilbert":  # It has no segments.
+            assert segments == pair.get("token_type_ids", [0] * len(segments))
+
+
 @pytest.mark.parametrize(
     "text", ["The <mask> of <mask>, <mask>s.", "<mask>", " <mask> x", "a\n<mask>"]
 )

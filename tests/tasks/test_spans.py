@@ -10,7 +10,7 @@ from bert_jax.data.features import ModelInput
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
-from tests.helpers import train_bpe
+from tests.helpers import train_bpe, without_special_tokens
 
 # Composed and decomposed accents, CJK, Hangul (which decomposes), letters whose lower case is
 # longer, and characters that tokenization drops inside a word.
@@ -59,10 +59,11 @@ def tokenizers(tmp_path_factory):
         "uncased": wordpiece("abcxyz0159en北京,.)%…"),
         "sentencepiece": sentencepiece(tmp_path_factory.mktemp("spiece")),
         "bpe": train_bpe(tmp_path_factory.mktemp("bpe"), random_lines()),
+        "bare": without_special_tokens(wordpiece("abcxyzABC0159é北京,.)%…")),
     }
 
 
-KINDS = ["cased", "uncased", "sentencepiece", "bpe"]
+KINDS = ["cased", "uncased", "sentencepiece", "bpe", "bare"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,7 +99,7 @@ def test_labels_of_an_answer_decode_to_its_text(tokenizers, kind, length):
             passage.windows, spans.label_windows(passage, tokens), strict=True
         ):
             if feature.label != spans.NO_ANSWER:
-                shift = window.start - spans.context_start(feature, window)
+                shift = window.start - passage.context_start(feature, window)
                 low, high = np.array(feature.label) + shift
                 found = context[passage.offsets[low, 0] : passage.offsets[high, 1]]
                 assert found == context[begin:end].rstrip(FORMAT)

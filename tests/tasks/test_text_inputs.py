@@ -12,6 +12,7 @@ from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.text_inputs import as_list, build_batch, describe_tokens
 from bert_jax.tokenization import tokenizer_from_bytes
 from bert_jax.tools.train_vocab import train_vocabulary
+from tests.helpers import without_special_tokens
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = list("abcxyz")
@@ -47,6 +48,15 @@ def test_tokens_of_a_pair_without_segments_equal_tokens_of_its_texts(tmp_path, l
             assert pair[text].split()[word].find(pair[text][start:end]) >= 0
         else:
             assert tokenizer.id_to_token(token) in names and (start, end) == (0, 0)
+
+
+@pytest.mark.parametrize("length", [64, 5])
+def test_tokens_without_special_tokens_are_those_of_the_texts(length):
+    pair, bare = ("ab c", "a, xyz b"), without_special_tokens(TOKENIZER)
+    (found,), (whole,) = described([pair], bare, length), described([pair], TOKENIZER, length + 3)
+    inside = np.flatnonzero(whole.words >= 0)
+    for ours, expected in zip(found, whole, strict=True):
+        np.testing.assert_array_equal(ours, np.asarray(expected)[inside])
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,20 @@ from bert_jax.tokenizers.stored import Layout
 from tests.helpers import train_bpe
 
 TEXT = "The old boat crossed the river, and the boats of Zürich 😀 are old.\n" * 20
+# `<s> a`, without an end.
+ONLY_FIRST = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+}
 TEXTS = ["The boat", " the boats,  of\n\nZürich", "😀👍🏽 \u200b <s>", "", " ", "x\x00y\ufffd 北京"]
 ROBERTA = {"tokenizer_class": "RobertaTokenizer"}
+NAMES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+ROBERTA_NAMES = {f"{field}_token": name for field, name in NAMES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +150,56 @@ def test_transformers_files_are_read_back_as_the_same_tokenizer(change, spec, tm
     assert load_tokenizer(exported).content == tokenizer.content
 
 
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": False,
+    "use_regex": True,
+}
+
+
+@pytest.mark.parametrize("post_processor", [None, BYTE_LEVEL])
+@pytest.mark.parametrize(
+    ("version", "config", "is_bare"),
+    [
+        ("4.44.2", {}, True),
+        ("4.9.0.dev0", ROBERTA, True),
+        ("5.23.0", ROBERTA, False),
+        ("5.23.0", {}, False),
+        ("5.23.0", {"tokenizer_class": "TokenizersBackend"}, True),
+        (None, {"tokenizer_class": "PreTrainedTokenizerFast"}, True),
+    ],
+)
+def test_sequences_are_bare_where_the_library_that_trained_adds_nothing(
+    version, config, is_bare, post_processor, spec, tmp_path
+):
+    """As transformers 4.44 and 5.23; a tokenizer of `ByteLevelBPETokenizer` has no layout."""
+    spec, names = json.loads(json.dumps(spec)), ROBERTA_NAMES if config else {}
+    spec["post_processor"] = post_processor
+    model = {"model_type": "roberta", "transformers_version": version}
+    directory = write(tmp_path / "m", tokenizer=spec, tokenizer_config=config | names, config=model)
+    if not is_bare:
+        assert load_tokenizer(directory).layout == Layout(2, False)
+        return
+    with pytest.warns(UserWarning, match="adds no special tokens: texts are read") as warned:
+        tokenizer = load_tokenizer(directory)
+    ids = tokenizer.encode("The boat")
+    exported = write(tmp_path / "n")
+    for name, content in transformers_files(tokenizer.stored, 64).items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (exported / name).write_text(text)
+    with pytest.warns(UserWarning, match="adds no special tokens"):
+        again = load_tokenizer(exported)
+    for each in (tokenizer, tokenizer_from_bytes(tokenizer.filename, tokenizer.content), again):
+        assert make_sequence(each, ids)[0].tolist() == ids
+        assert make_sequence(each, ids, ids)[0].tolist() == ids + ids
+    # The warning has what to add.
+    message = str(warned[0].message)
+    spec["post_processor"] = json.loads(message.partition('"post_processor": ')[2])
+    fixed = write(tmp_path / "o", tokenizer=spec, tokenizer_config=config | names, config=model)
+    assert load_tokenizer(fixed).layout == Layout(2, False)
+
+
 def test_a_byte_without_a_piece_is_reported(spec, tmp_path):
     spec = json.loads(json.dumps(spec))
     del spec["model"]["vocab"]["Q"]
@@ -151,7 +213,7 @@ def test_a_byte_without_a_piece_is_reported(spec, tmp_path):
         ({"pre_tokenizer": {"type": "Whitespace"}}, {}, "pre_tokenizer is .* expected ByteLevel"),
         ({"model": {"dropout": 0.1}}, {}, r"model\.dropout=0\.1 is not supported"),
         ({"model": {"end_of_word_suffix": "</w>"}}, {}, "end_of_word_suffix='</w>' is not supp"),
-        ({"post_processor": {"type": "ByteLevel"}}, {}, r"post_processor gives the ids"),
+        ({"post_processor": ONLY_FIRST}, {}, r"post_processor gives the ids"),
         ({}, {"tokenizer_class": "GPT2Tokenizer"}, "'GPT2Tokenizer' is not supported, expected Ro"),
         ({}, {"tokenizer_class": "BertTokenizer"}, "'BertTokenizer' is not supported, expected Ro"),
         ({}, {"cls_token": "[CLS]"}, r"lacks \[CLS\]"),
@@ -171,7 +233,8 @@ def test_unsupported_options_that_change_the_ids_are_refused_by_name(
     spec = json.loads(json.dumps(spec))
     for name, value in change.items():
         defaults = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-        spec[name] = spec[name] | value if name == "model" else defaults | value
+        kept = spec[name] if name == "model" else {} if name == "post_processor" else defaults
+        spec[name] = kept | value
     directory = write(tmp_path / "m", tokenizer=spec, tokenizer_config=files)
     with pytest.raises(ValueError, match=message):
         load_tokenizer(directory)

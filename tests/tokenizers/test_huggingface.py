@@ -2,9 +2,11 @@
 
 import json
 import pickle
+from contextlib import nullcontext
 
 import pytest
 
+from bert_jax.data.features import make_sequence
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from bert_jax.tokenizers.export import transformers_files
 
@@ -350,12 +352,8 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
         (
             {
                 "tokenizer": tokenizer_json(
-                    post_processor={
-                        "type": "ByteLevel",
-                        "trim_offsets": True,
-                        "add_prefix_space": True,
-                        "use_regex": True,
-                    }
+                    post_processor={"type": "RobertaProcessing", "sep": ["the", 5]}
+                    | {"cls": ["[CLS]", 2], "trim_offsets": True, "add_prefix_space": True}
                 )
             },
             r"post_processor gives the ids .* expected \[2, 1, 3, 1, 3\]",
@@ -367,6 +365,58 @@ def test_unsupported_options_that_change_the_ids_are_refused_by_name(files, mess
     files = {"tokenizer_config": LOWER} | files
     with pytest.raises(ValueError, match=message):
         load_tokenizer(write(tmp_path / "m", **files))
+
+
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"} | {
+    f"{name.strip('[]').lower()}_token": name for name in SPECIAL
+}
+BERT_CLASS = {"tokenizer_class": "BertTokenizer"}
+WITHOUT_SEGMENTS = {"model_input_names": ["input_ids", "attention_mask"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "has_layout", "expected", "second"),
+    [
+        (BERT_CLASS, None, False, [2, 5, 3, 6, 3], 2),
+        (BERT_CLASS, "5.23.0", False, [2, 5, 3, 6, 3], 2),
+        (BERT_CLASS, "4.44.2", False, [5, 6], 1),
+        (BERT_CLASS, "4.44.2", True, [2, 5, 3, 6, 3], 2),
+        (BERT_CLASS | WITHOUT_SEGMENTS, "4.44.2", True, [2, 5, 3, 6, 3], 0),
+        (GENERIC, None, False, [5, 6], 1),
+        (GENERIC, "4.44.2", True, [2, 5, 3, 6, 3], 2),
+        (GENERIC, "5.23.0", False, [5, 6], 0),
+        (GENERIC, "5.23.0", True, [2, 5, 3, 6, 3], 0),
+        (GENERIC | WITHOUT_SEGMENTS, None, True, [2, 5, 3, 6, 3], 0),
+        (
+            GENERIC | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]},
+            "5.23.0",
+            True,
+            [2, 5, 3, 6, 3],
+            2,
+        ),
+    ],
+)
+def test_texts_are_joined_as_transformers_joins_them(
+    config, version, has_layout, expected, second, tmp_path
+):
+    """Of transformers 5.23.0, or of the version 4 that `config.json` says.
+
+    `second`: how many of the tokens are segment 1, as the model's inputs have them.
+    """
+    spec = tokenizer_json() if has_layout else tokenizer_json(post_processor=None)
+    model = {"model_type": "bert"} | ({"transformers_version": version} if version else {})
+    directory = write(tmp_path / "m", (), tokenizer=spec, tokenizer_config=config, config=model)
+    is_bare = len(expected) == 2
+    with pytest.warns(UserWarning, match="adds no special tokens") if is_bare else nullcontext():
+        tokenizer = load_tokenizer(directory)
+    exported = write(tmp_path / "n", ())
+    for name, content in transformers_files(tokenizer.stored, 64).items():
+        (exported / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.warns(UserWarning, match="adds no special tokens") if is_bare else nullcontext():
+        again = load_tokenizer(exported)
+    for each in (tokenizer, tokenizer_from_bytes(tokenizer.filename, tokenizer.content), again):
+        tokens, start = make_sequence(each, each.encode("the"), each.encode("boat"))
+        assert tokens.tolist() == expected and len(tokens) - start == second
 
 
 def test_damaged_wordpiece_json_and_a_git_lfs_pointer_are_clear_errors(tmp_path):
