@@ -1,8 +1,9 @@
 """Converts BERT and its descendants from the format of Hugging Face's transformers library.
 
-Does not need transformers, and needs torch only for the old `pytorch_model.bin`.
+Needs neither transformers nor torch; see `pickled.py` for files of old versions of torch.
 """
 
+import collections
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -89,7 +90,8 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     names, stored = values.get("id2label", {}), values.get(HEAD_KEY)
     count = len(names) or values.get("num_labels", 2)
     labels = [names.get(str(i), f"LABEL_{i}") for i in range(count)]
-    architectures = values.get("architectures") or ()
+    # The same models are FlaxBertForMaskedLM and BertForMaskedLM.
+    architectures = [str(name).removeprefix("Flax") for name in values.get("architectures") or ()]
     tasks = FORMATS[values.get("model_type", "bert")].tasks
     default = "regression" if count == 1 else "single_label_classification"  # In transformers.
     problem, head = values.get("problem_type") or default, None
@@ -162,7 +164,8 @@ def params_from_huggingface(
 ) -> tuple[dict, parameters.LoadReport]:
     """Converts the state dict of a model to a parameter tree, with a task's `head` if given.
 
-    Returns and raises as `read_parameters`; also raises ValueError if the decoder is not tied.
+    Looks up one tensor at a time, which may be read only then. Returns and raises as
+    `read_parameters`; also raises ValueError if the decoder is not tied.
     """
     family, stored_names = FORMATS[config.family], {}
     of_encoder = [name for name in family.names.values() if name.startswith(family.prefix)]
@@ -215,7 +218,9 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
             # The files that sentence-transformers reads count more than what we wrote beside them.
             head = (head or {}) | modules.head | {"max_seq_length": limit}
         check_pooling(config, head)
-        tensors = read_tensors(encoder) | (modules.tensors if modules else {})
+        tensors = read_tensors(encoder)
+        if modules:
+            tensors = collections.ChainMap(modules.tensors, tensors)
         params, report = params_from_huggingface(tensors, config, head)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error

@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from bert_jax.buckets import absolute, as_path, is_bucket
+from bert_jax.checkpoints.parameters import aligned_zeros
 from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
@@ -306,11 +307,7 @@ def read_arrays(
         kvstore = {"driver": "ocdbt", "base": _kvstore(item), "path": f"{leaf.name}/"}
         spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
         store = tensorstore.open(spec, context=context, open=True, read=True).result()
-        # Aligned to 64 bytes, so that JAX on a CPU uses the array without copying it.
-        size = math.prod(leaf.shape) * store.dtype.numpy_dtype.itemsize
-        memory = np.empty(size + 64, np.uint8)
-        start = -memory.ctypes.data % 64
-        values = memory[start : start + size].view(store.dtype.numpy_dtype).reshape(leaf.shape)
+        values = aligned_zeros(leaf.shape, store.dtype.numpy_dtype)
         if leaf.shape:
             _read_in_parts(store, values)
         else:

@@ -3,6 +3,7 @@
 import collections
 import functools
 import json
+import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -36,6 +37,24 @@ class StoredTensor(NamedTuple):
     name: str
     is_transposed: bool = False
     num_rows: int | None = None
+
+    @property
+    def is_stacked(self) -> bool:
+        return "{layer}" in self.name
+
+    def names(self, shape: tuple[int, ...]) -> list[str]:
+        """Returns the names of all tensors of a parameter of this shape."""
+        if not self.is_stacked:
+            return [self.name]
+        return [self.name.format(layer=layer) for layer in range(shape[0])]
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of each tensor of a parameter of this shape."""
+        if self.is_stacked:
+            shape = shape[1:]
+        if self.num_rows is not None:
+            shape = (self.num_rows, *shape[1:])
+        return shape[::-1] if self.is_transposed else shape
 
 
 class LoadReport(NamedTuple):
@@ -150,41 +169,62 @@ def read_parameters(
 ) -> tuple[dict, LoadReport]:
     """Builds the parameter tree, without the optional parts that the file lacks, and a report.
 
-    The tree has float32 numpy arrays, with zeros as vocabulary padding. Raises ValueError
-    if a tensor is missing or has the wrong shape.
+    The tree has float32 arrays on the default device, with zeros as vocabulary padding. Reads one
+    tensor at a time, largest parameter first, so that on a CPU little more memory is needed than
+    for the parameters. Raises ValueError if a tensor is missing or has the wrong shape.
 
     Args:
       stored_names: name of a tensor -> its name in the file.
       read_tensor: name in the file -> tensor.
       table: path of a parameter -> how the file stores it.
     """
-    params, loaded, missing = {}, [], []
     # A family without a part has no names for it.
-    shapes = {path: x for path, x in parameter_shapes(config, head).items() if path in table}
+    shapes = {path: x.shape for path, x in parameter_shapes(config, head).items() if path in table}
     present = [path for path in shapes if table[path].name in stored_names]
     parts = [f"{part}/" for part in ("head", *OPTIONAL_MODULES)]
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
-    for path, expected in shapes.items():
-        tensor_name, is_transposed, num_rows = table[path]
-        if path.startswith(absent):
-            missing.append(tensor_name)
-            continue
-        params[path] = parameter = np.zeros(expected.shape, np.float32)
-        values = parameter[:num_rows]
-        for layer, value in enumerate(values if "{layer}" in tensor_name else [values]):
-            name = tensor_name.format(layer=layer)
-            value = value.T if is_transposed else value
-            tensor = np.asarray(read_tensor(stored_names[name])) if name in stored_names else None
-            found = "no such tensor" if tensor is None else tensor.shape
-            if found != value.shape:
-                raise ValueError(f"tensor {name}: expected shape {value.shape}, found {found}")
+    missing = tuple(table[path].name for path in shapes if path.startswith(absent))
+    # Path of a parameter -> its tensors: one, or one for each layer.
+    names = {
+        path: table[path].names(shape)
+        for path, shape in shapes.items()
+        if not path.startswith(absent)
+    }
+    for path in names:
+        for name in names[path]:
+            if name not in stored_names:
+                expected = f"expected shape {table[path].stored_shape(shapes[path])}"
+                raise ValueError(f"tensor {name}: {expected}, found no such tensor")
+    params = dict.fromkeys(names)
+    for path in sorted(names, key=lambda path: -math.prod(shapes[path])):
+        parameter = aligned_zeros(shapes[path], np.float32)
+        values = parameter[: table[path].num_rows]
+        parts = values if table[path].is_stacked else [values]
+        for name, value in zip(names[path], parts, strict=True):
+            value = value.T if table[path].is_transposed else value
+            tensor = np.asarray(read_tensor(stored_names[name]))
+            if tensor.shape != value.shape:
+                expected = f"expected shape {value.shape}, found {tensor.shape}"
+                raise ValueError(f"tensor {name}: {expected}")
             if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype.kind != "V":
                 raise ValueError(f"tensor {name}: expected floating point, found {tensor.dtype}")
             value[...] = tensor
-            loaded.append(stored_names[name])
+        params[path] = jax.block_until_ready(jax.device_put(parameter))
+    loaded = tuple(stored_names[name] for path in names for name in names[path])
     unused = tuple(sorted({*stored_names.values()} - {*loaded}))
     tree = flax.traverse_util.unflatten_dict(params, sep="/")
-    return tree, LoadReport(tuple(loaded), tuple(missing), unused)
+    return tree, LoadReport(loaded, missing, unused)
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns zeros in memory that `jax.device_put` uses on a CPU without copying it.
+
+    It does if the memory begins at a multiple of 64 bytes. The array must not change after that.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def build_loaded_model(

@@ -1,57 +1,181 @@
-"""Reads the tensors of transformers' and sentence-transformers' weight files."""
+"""Reads the tensors of transformers' and sentence-transformers' weight files, one at a time."""
 
+import json
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
+import jax
 import numpy as np
 import safetensors
 
-from bert_jax.downloads import check_not_pointer
+from bert_jax.checkpoints.flax_msgpack import read_flax, torch_name
+from bert_jax.checkpoints.pickled import read_pickle
+from bert_jax.downloads import check_not_pointer, read_json
 
-WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
-
-MERGE = "merge its shards with transformers' save_pretrained(NEW_DIR, max_shard_size='1TB')"
 # Weights that are not read, with what to do.
 UNREADABLE = {
-    "flax_model.msgpack": "save them with transformers 4 for PyTorch, "
-    "AutoModel.from_pretrained(DIR, from_flax=True).save_pretrained(NEW_DIR)",
     "tf_model.h5": "save them with transformers 4 for PyTorch, "
     "AutoModel.from_pretrained(DIR, from_tf=True).save_pretrained(NEW_DIR)",
     "saved_model.pb": "a module of TensorFlow Hub; download the same model's checkpoint, with its "
     "*.index and *.data-00000-of-00001",
     "adapter_model.safetensors": "an adapter needs its model: merge both with peft, "
     "model.merge_and_unload().save_pretrained(NEW_DIR)",
-    "model.safetensors.index.json": MERGE,
-    "pytorch_model.bin.index.json": MERGE,
     "model.onnx": "download the model's model.safetensors, too",
 }
 
-# Keys under which training loops store the weights in a checkpoint of their own.
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 # Prefixes of the names that torch's DistributedDataParallel and compile, and Lightning add.
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
 
 
-def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads `model.safetensors`, or else `pytorch_model.bin`, which needs torch.
+class LazyTensors(Mapping[str, np.ndarray]):
+    """Tensors by name. Each is read from its file whenever it is looked up, and not kept."""
 
-    Raises FileNotFoundError, ImportError without torch, and ValueError for a file that is damaged
-    or holds something else.
+    def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]):
+        self._readers = readers
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._readers[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
+def _without_prefixes(name: str) -> str:
+    return _PREFIXES.sub("", name)
+
+
+def _read_safetensors(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
+    """Returns what reads each tensor. Raises ValueError for a damaged file.
+
+    Not with safetensors' own functions, which map the file: its pages would count as memory.
     """
-    path, pickled = (directory / name for name in WEIGHTS_FILENAMES)
-    if not path.exists() and not pickled.exists():
-        missing = f"{directory} has neither {path.name} nor {pickled.name}"
-        found = unreadable_weights(directory)
-        raise FileNotFoundError(f"{missing}; {found}" if found else missing)
-    tensors = _read_safetensors(path) if path.exists() else _read_pickle(pickled)
-    renamed: dict[str, np.ndarray] = {}
-    for stored, tensor in tensors.items():
-        name = _PREFIXES.sub("", stored)
-        if name in renamed:
-            raise ValueError(f"tensor {name}: found twice, once as {stored}")
-        renamed[name] = tensor
-    return renamed
+    check_not_pointer(path)
+    try:
+        with safetensors.safe_open(path, framework="numpy"):
+            pass  # The header is valid, and its offsets lie in the file.
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from error
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+
+    def read(name: str) -> np.ndarray:
+        stored = header[name]["dtype"]
+        if stored not in _SAFETENSORS_DTYPES:
+            reason = f"tensor {name}: unsupported dtype {stored}"
+            raise ValueError(f"{reason}; convert it to F32, F16 or BF16")
+        start, end = header[name]["data_offsets"]
+        content = np.fromfile(path, np.uint8, end - start, offset=8 + size + start)
+        return content.view(_SAFETENSORS_DTYPES[stored]).reshape(header[name]["shape"])
+
+    return {name: lambda name=name: read(name) for name in header}
+
+
+_SAFETENSORS_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": jax.numpy.bfloat16.dtype,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+class _Format(NamedTuple):
+    """A format of weight files.
+
+    Attributes:
+      read: takes the path of one file; returns what reads each tensor, by its name in the file.
+      rename: takes the name in the file; returns the one in a state dict of PyTorch.
+    """
+
+    read: Callable[[pathlib.Path], Mapping[str, Callable[[], np.ndarray]]]
+    rename: Callable[[str], str]
+
+
+# In the order in which they are looked for: a pickle last, of which not all are read without torch.
+_FORMATS = {
+    "model.safetensors": _Format(_read_safetensors, _without_prefixes),
+    "flax_model.msgpack": _Format(read_flax, torch_name),
+    "pytorch_model.bin": _Format(read_pickle, _without_prefixes),
+}
+WEIGHTS_FILENAMES = tuple(
+    filename for name in _FORMATS for filename in (name, f"{name}.index.json")
+)
+"""Files of weights that are read: one file, or the index of several."""
+
+
+def read_tensors(directory: pathlib.Path) -> LazyTensors:
+    """Reads the first of `WEIGHTS_FILENAMES` in a directory, with the names of PyTorch.
+
+    Tensors are read when they are looked up, in the shape and layout of PyTorch. Raises
+    FileNotFoundError, ImportError where torch is missing for an old pickle, and ValueError for a
+    file that is damaged or holds something else, then or when a tensor is looked up.
+    """
+    for filename, (read, rename) in _FORMATS.items():
+        index = directory / f"{filename}.index.json"
+        if (directory / filename).exists():
+            readers = read(directory / filename)
+        elif index.exists():
+            readers = _read_shards(index, read)
+        else:
+            continue
+        renamed: dict[str, Callable[[], np.ndarray]] = {}
+        for stored, reader in readers.items():
+            name = rename(stored)
+            if name in renamed:
+                raise ValueError(f"tensor {name}: found twice, once as {stored}")
+            renamed[name] = reader
+        return LazyTensors(renamed)
+    missing = f"{directory} has none of {', '.join(_FORMATS)}"
+    found = unreadable_weights(directory)
+    raise FileNotFoundError(f"{missing}; {found}" if found else missing)
+
+
+def _read_shards(
+    index: pathlib.Path, read: Callable[[pathlib.Path], Mapping[str, Callable[[], np.ndarray]]]
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Returns what reads each tensor of the files that an index names.
+
+    Raises FileNotFoundError for a missing file, and ValueError where index and files disagree.
+    """
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise ValueError(f"{index.name}: expected a weight_map from names of tensors to files")
+    readers: dict[str, Callable[[], np.ndarray]] = {}
+    found_in: dict[str, str] = {}
+    for filename in sorted(set(files.values())):
+        path = index.parent / filename
+        if path.parent != index.parent:
+            raise ValueError(f"{index.name}: expected files beside it, found {filename}")
+        if not path.exists():
+            fix = "download it, too"
+            raise FileNotFoundError(f"{index} names {filename}, which is missing: {fix}")
+        for name, reader in read(path).items():
+            if name in readers:
+                raise ValueError(f"tensor {name}: found twice, in {found_in[name]} and {filename}")
+            readers[name], found_in[name] = reader, filename
+    for name, filename in files.items():
+        if found_in.get(name) != filename:
+            other = f"it is in {found_in[name]}" if name in found_in else "it has no such tensor"
+            raise ValueError(f"{index.name}: tensor {name} should be in {filename}, but {other}")
+    return readers
 
 
 def unreadable_weights(directory: pathlib.Path) -> str:
@@ -60,62 +184,3 @@ def unreadable_weights(directory: pathlib.Path) -> str:
         if (directory / filename).exists():
             return f"it holds {filename}: {fix}"
     return ""
-
-
-def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    check_not_pointer(path)
-    tensors = {}
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118
-                dtype = file.get_slice(name).get_dtype()
-                tensors[name] = file.get_tensor(name)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path.name} is damaged: {error}") from error
-    except (AttributeError, TypeError) as error:
-        reason = f"tensor {name}: unsupported dtype {dtype}"
-        raise ValueError(f"{reason}; convert it to F32, F16 or BF16") from error
-    return tensors
-
-
-def _read_pickle(path: pathlib.Path) -> dict[str, np.ndarray]:
-    check_not_pointer(path)
-    try:
-        import torch
-    except ImportError as error:
-        fix = f"pip install torch, or add {WEIGHTS_FILENAMES[0]}"
-        raise ImportError(f"{path} needs torch: {fix}") from error
-    try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zipfile and torch raise errors of many types.
-        raise ValueError(f"{path.name} is not a valid state dict: {error}") from error
-
-    # torch cannot convert bfloat16 to numpy.
-    return {
-        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-        for name, tensor in find_state_dict(values, torch.is_tensor, path.name).items()
-    }
-
-
-def find_state_dict(
-    values: object, is_tensor: Callable[[object], bool], filename: str
-) -> Mapping[str, object]:
-    """Returns the state dict in what a training loop saved: all of it, or the value of one key.
-
-    Raises ValueError, naming the file, if there is none or several.
-    """
-
-    def is_state_dict(values: object) -> bool:
-        return isinstance(values, Mapping) and all(map(is_tensor, values.values()))
-
-    if is_state_dict(values):
-        return values
-    wrapped = values if isinstance(values, Mapping) else {}
-    found = [name for name in _WRAPPERS if wrapped.get(name) and is_state_dict(wrapped[name])]
-    if len(found) != 1:
-        content = f"the keys {', '.join(map(str, wrapped))}" if wrapped else type(values).__name__
-        raise ValueError(
-            f"{filename} holds {content:.200}; expected a state dict of tensors, or one under "
-            f"{' or '.join(_WRAPPERS)}: save that with torch.save(model.state_dict(), FILE)"
-        )
-    return values[found[0]]

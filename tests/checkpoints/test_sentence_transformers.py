@@ -158,7 +158,7 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         ([("WordWeights", {}, {})], {}, "lists the modules Transformer, WordWeights; expected"),
         ([pooling("mean"), ("LayerNorm", {}, {})], {}, "Transformer, Pooling, LayerNorm; expected"),
         ([("mine.Pooling", {}, {})], {}, "lists the modules Transformer, mine.Pooling; expected"),
-        ([pooling("mean"), ("Dense", {}, {})], {}, "neither model.safetensors nor"),
+        ([pooling("mean"), ("Dense", {}, {})], {}, "has none of model.safetensors"),
         ([pooling("mean"), NORMALIZE, dense(SIZE, 3)], {}, "a Dense module after Normalize"),
         (
             [pooling("attention")],

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from bert_jax.checkpoints.pickled import find_state_dict
 from bert_jax.checkpoints.read import read_model
-from bert_jax.checkpoints.tensors import find_state_dict, read_tensors
+from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.downloads import find_snapshot
 from bert_jax.tokenization import load_tokenizer
 from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
@@ -92,10 +93,8 @@ def test_git_lfs_pointer_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("filename", "fix"),
     [
-        ("flax_model.msgpack", "from_flax=True"),
         ("tf_model.h5", "from_tf=True"),
         ("adapter_model.safetensors", "merge both with peft"),
-        ("pytorch_model.bin.index.json", "merge its shards"),
         ("model.onnx", "download the model's model.safetensors"),
     ],
 )
