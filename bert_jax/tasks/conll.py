@@ -6,6 +6,11 @@ Columns are separated by tabs in a line that has one, so that words may contain 
 spaces in other lines. In JSONL, each line is a sentence, `{"tokens": [...], "tags": [...]}`, and
 may name its "document".
 
+"#" may also be a word. Before the first word of a sentence, a line that begins with "# " and has as
+many columns as the others is a word if its tag has a prefix (B-LOC) or is the tag of another word,
+and else a comment, such as "# newpar" and "# sent_id = 1". After it, all lines are words: CoNLL-U
+has comments only before the words.
+
 IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after an entity of the
 same type. BIOES marks the last word of an entity with E- or, if single, S-; BILOU uses L- and U-.
 IO has plain tags, such as PER, and cannot separate entities of the same type.
@@ -13,7 +18,7 @@ IO has plain tags, such as PER, and cannot separate entities of the same type.
 
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from absl import logging
@@ -39,16 +44,25 @@ class Sentence(NamedTuple):
 
 
 def read_sentences(
-    path: str | pathlib.Path, word_column: int = 0, tag_column: int = -1, min_columns: int = 2
+    path: str | pathlib.Path,
+    word_column: int = 0,
+    tag_column: int = -1,
+    min_columns: int = 2,
+    *,
+    tags_key: str = "",
+    names: Sequence[str] = (),
+    known_tags: Collection[str] = (),
 ) -> list[Sentence]:
     """Reads a `.jsonl` file or CoNLL columns, numbered from 0, or with -1 from the end.
 
     A file with fewer than `min_columns` columns has no tags: only words or, if the training file
-    has more columns, words and parts of speech. Raises FileNotFoundError if the file is missing,
-    and ValueError if it is malformed.
+    has more columns, words and parts of speech. Logs how many comments are skipped; a tag in
+    `known_tags` shows that "#" is a word. In JSONL, `tags_key` is the key of the tags: "" means
+    "tags", or else the only key that ends in _tags; `names` are those of tags that are numbers.
+    Raises FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     if pathlib.Path(path).suffix == ".jsonl":
-        return _read_json_lines(path)
+        return _read_json_lines(path, tags_key, names)
     lines = read_text(pathlib.Path(path), "words and their columns, or a .jsonl file").split("\n")
     rows = [[] if line.startswith(_DOCUMENT) else _split_columns(line) for line in lines]
     if pathlib.Path(path).suffix in (".conllu", ".conllup") and word_column == 0:
@@ -69,6 +83,9 @@ def read_sentences(
                 f"{path}, line {first + 1}: no column {column} (number of columns: {num_columns}): "
                 "set --config.data.word_column and tag_column, or fix the file"
             )
+    seen = _values_of_words(rows, num_columns, tag_column if has_tags else -1) | set(known_tags)
+    assignments = _values_of_words(rows, num_columns, 2) if num_columns > 3 else set()
+    comments, unsure = 0, []
     sentences, document, sentence, separated_otherwise = [], 0, None, []
     for number, (line, fields) in enumerate(zip(lines, rows, strict=True), start=1):
         if not fields:
@@ -79,7 +96,15 @@ def read_sentences(
         is_marked = fields[0] == "#" or line.startswith("# ")
         is_marked |= has_tabs and line.startswith("#") and "\t" not in line
         if not sentence and is_marked and not is_like_first:
-            continue  # A comment.
+            comments += 1
+            continue
+        if not sentence and line.startswith("# ") and num_columns > 1:
+            tag = fields[tag_column if has_tags else -1]
+            is_assignment = num_columns > 3 and fields[2] == "=" and "=" not in assignments
+            if is_assignment or not (tag in seen or re.fullmatch("[BIESLU]-.+", tag)):
+                comments += 1
+                unsure.append(f"line {number}: {line.strip()[:30]!r}")
+                continue
         if len(fields) != num_columns:
             counts = f"{num_columns} columns, as in line {first + 1}, found {len(fields)}"
             raise ValueError(f"{path}, line {number}: expected {counts}: fix the line")
@@ -96,6 +121,16 @@ def read_sentences(
         sentence.lines.append(number)
         if has_tags:
             sentence.tags.append(fields[tag_column])
+    if comments:
+        logging.info("%s: %d comments skipped", path, comments)
+    if unsure:
+        logging.warning(
+            "%s: %d lines with as many columns as the words are read as comments, as no word has "
+            "their last column as its tag: %s. Where # is a word, separate its columns by a tab",
+            path,
+            len(unsure),
+            _shown(unsure),
+        )
     if separated_otherwise:
         logging.warning(
             "%s: columns are separated by %s in line %d and by %s in %d lines: %s",
@@ -107,6 +142,20 @@ def read_sentences(
             _shown(list(map(str, separated_otherwise))),
         )
     return sentences
+
+
+def _values_of_words(rows: Sequence[Sequence[str]], num_columns: int, column: int) -> set[str]:
+    """Returns the values of a column in the lines that cannot be comments."""
+
+    def is_marked(row: Sequence[str]) -> bool:
+        return row[0] == "#" or row[0].startswith("# ")
+
+    return {
+        row[column]
+        for before, row in zip([[], *rows], rows, strict=False)
+        # A line after a word is a word.
+        if len(row) == num_columns and (not is_marked(row) or (before and not is_marked(before)))
+    }
 
 
 def _split_columns(line: str) -> list[str]:
@@ -126,30 +175,63 @@ def _shown(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
-    sentences = []
+def _read_json_lines(
+    path: str | pathlib.Path, tags_key: str, names: Sequence[str]
+) -> list[Sentence]:
+    sentences, keys = [], set()
     for values, location in read_objects(path):
-        words, tags = values.get("tokens"), values.get("tags")
+        key = tags_key or _find_tags_key(values, location)
+        words, tags = values.get("tokens"), values.get(key)
+        if isinstance(tags, list) and tags and all(type(tag) is int for tag in tags):
+            tags = _named_tags(tags, names, f"{location}: {key!r}")
+        if tags is not None:
+            keys.add(key)
         if isinstance(words, list):  # A table's missing value is written as null.
             words = ["" if _is_empty(word) else word for word in words]
         are_tags = tags is None or (_are_words(tags) and "" not in tags)
         if not _are_words(words) or not are_tags:
             raise ValueError(
-                f"{location}: expected 'tokens', a list of words, and optionally 'tags', one per "
+                f"{location}: expected 'tokens', a list of words, and optionally {key!r}, one per "
                 "word such as B-LOC, all without tabs, line breaks and spaces around them; the "
                 f"object has {', '.join(map(repr, values))}"
             )
         if tags is not None and len(tags) != len(words):
-            lengths = f"the lengths of 'tokens' and 'tags' are {len(words)} and {len(tags)}"
+            lengths = f"the lengths of 'tokens' and {key!r} are {len(words)} and {len(tags)}"
             raise ValueError(f"{location}: {lengths}: give each word one tag")
         if sentences and (tags is None) != (sentences[0].tags is None):
-            raise ValueError(f"{location}: give all lines 'tags', or none: only some have them")
+            raise ValueError(f"{location}: give all lines {key!r}, or none: only some have them")
         lines = [int(location.rpartition(" ")[2])] * len(words)
         document = values.get("document")
         sentences.append(Sentence(words, lines, tags, document, location=location))
     if not any(sentence.words for sentence in sentences):
         raise ValueError(f"{path} holds no words")
+    if found := sorted(keys - {"tags", tags_key}):
+        logging.info("%s: the tags are those of %s", path, ", ".join(map(repr, found)))
     return sentences
+
+
+def _find_tags_key(values: Mapping, location: str) -> str:
+    """Returns "tags", or the only key that ends in _tags, as in datasets of Hugging Face."""
+    found = [key for key in values if key.endswith("_tags")]
+    if "tags" in values or not found:
+        return "tags"
+    if len(found) > 1:
+        listed = ", ".join(map(repr, found))
+        fix = f"choose one, such as --config.data.tags={found[-1]}"
+        raise ValueError(f"{location}: there are several kinds of tags, {listed}: {fix}")
+    return found[0]
+
+
+def _named_tags(tags: Sequence[int], names: Sequence[str], what: str) -> list[str]:
+    """Returns the names of tags that are numbers, from 0; without names, or for names that are
+    numbers, the numbers as text."""
+    if not names or {str(tag) for tag in tags} <= set(names):
+        return list(map(str, tags))
+    for tag in tags:
+        if not 0 <= tag < len(names):
+            problem = f"there are {len(names)} names of tags, from 0: {', '.join(names)}"
+            raise ValueError(f"{what} holds {tag}, but {problem}: give all in --config.data.labels")
+    return [names[tag] for tag in tags]
 
 
 def _is_empty(word: object) -> bool:

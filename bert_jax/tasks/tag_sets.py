@@ -39,6 +39,11 @@ def convert_sentences(
     Raises ValueError if the file has plain tags, but `scheme` has prefixes, or as `find_scheme`.
     """
     original, num_repaired = find_scheme(path, sentences, repair)
+    if original == "io" and all(tag.isdigit() for sentence in sentences for tag in sentence.tags):
+        raise ValueError(
+            f"{path}: the tags are numbers without names: list the names in their order, such as "
+            "--config.data.labels=O,B-PER,I-PER, or set scheme=none to predict the numbers"
+        )
     if original == "io" and scheme != "io":
         tags = sorted({tag for sentence in sentences for tag in sentence.tags})
         raise ValueError(

@@ -65,11 +65,20 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if data.repair_tags and data.scheme == "none":
         raise ValueError("set --config.data.repair_tags=False: with scheme=none all tags are legal")
     notes: dict[str, int] = {}
+    names = labels  # Of tags that are numbers; not those found in a file, whose order is ours.
     train, splits, columns = [], [], 2
     for name, path in files.items():
         # A dev file is scored even if it has fewer columns than train, unless it has only words.
         min_columns = columns if name == "test" else 2
-        sentences = read_sentences(path, data.word_column, data.tag_column, min_columns)
+        sentences = read_sentences(
+            path,
+            data.word_column,
+            data.tag_column,
+            min_columns,
+            tags_key=data.tags,
+            names=names,
+            known_tags=labels,
+        )
         is_labeled = sentences[0].tags is not None
         _check_empty(path, name, sentences, bool(data.train), notes)
         if is_labeled:

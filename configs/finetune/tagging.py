@@ -32,6 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has tags.
     config.data.word_column = 0  # Of files with columns; the first is 0, the last -1.
     config.data.tag_column = -1  # The last column.
+    config.data.tags = ""  # Key of the tags in JSONL; default: tags, or the only one in _tags.
     # Scheme to train on, whatever the files use: iob1, iob2, bioes or bilou. With "io" tags are
     # plain types (O, PER, LOC), and a run of equal types is an entity. With "none" the tags, such
     # as parts of speech, mark no entities and are scored by accuracy.
@@ -39,7 +40,8 @@ def get_config(arg: str = "") -> ConfigDict:
     # Reads tags that are invalid in their scheme as conlleval does, where a stray I- begins an
     # entity; the log counts them. By default they are an error.
     config.data.repair_tags = False
-    config.data.labels = ()  # Default: the labels in train.
+    # Default: the labels in train. Needed for the names of tags that are numbers, in their order.
+    config.data.labels = ()
     # As in the paper: neighboring sentences of the document fill the window. Much slower, since
     # every sentence takes max_seq_length tokens. A file without document marks is one
     # document; each line of JSONL names its own in the field "document".

@@ -202,6 +202,108 @@ new O
     assert sentences[0].tags == ["O", "B-PER", "I-PER"] and sentences[1].lines == [9]
 
 
+@pytest.mark.parametrize(
+    ("lines", "words", "unsure"),
+    [
+        # As many fields as the columns: a comment, unless its last one is a tag.
+        ("# newpar|Rome PROPN|is VERB||# newpar|Bob PROPN|runs VERB", "Rome is Bob runs", 2),
+        ("# newpar|# a comment|the DET|king NOUN", "the king", 1),
+        ("# DET|the DET|king NOUN", "# the king", 0),
+        ("the DET||# DET", "the #", 0),
+        ("king NOUN|# SYM|| # SYM|the DET", "king # # the", 0),
+        ("the O||# B-MISC|king O", "the # king", 0),
+        ("king NOUN|# newpar|the DET", "king # the", 0),  # CoNLL-U has none after a word.
+        ("# sent_id = 1|the x DET O|king x NOUN O||# sent_id = O|old x ADJ O", "the king old", 2),
+        ("# a SYM O|the x DET O|king x NOUN O", "# the king", 0),
+        ("# text = =|the = = O|# = = O||# = = O|king x NOUN O", "the # # king", 1),
+        ("#|the||#", "# the #", 0),  # A single column.
+        ("# newpar|the\tO|#\tnewpar||#\tnewpar|king\tO", "the # # king", 0),
+        ("# a\tnewpar|# b\tO|# c\tO|the\tO", "# b|# c|the", 1),
+    ],
+)
+def test_a_comment_is_no_word_and_a_word_no_comment(tmp_path, caplog, lines, words, unsure):
+    path = tmp_path / "train.txt"
+    sentences = write_and_read(path, lines.replace("|", "\n") + "\n")
+    expected = words.split("|" if "|" in words else " ")
+    assert [word for sentence in sentences for word in sentence.words] == expected
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == bool(unsure)
+    if unsure:
+        assert f"train.txt: {unsure} lines with as many columns as the words" in warnings[0]
+
+
+def test_the_tags_of_another_file_show_that_a_mark_is_a_word(tmp_path):
+    path = tmp_path / "dev.txt"
+    path.write_text("# SYM\nthe DET\n")
+    assert read_sentences(path)[0].words == ["the"]
+    assert read_sentences(path, known_tags=("DET", "SYM"))[0].words == ["#", "the"]
+
+
+@pytest.mark.parametrize("num_columns", [2, 3, 4])
+@pytest.mark.parametrize("separator", [" ", "\t"])
+def test_comments_among_random_sentences_change_no_word(tmp_path, num_columns, separator):
+    """The marks of the words have tags of other words; comments have any number of fields."""
+    rng, path = random.Random(num_columns), tmp_path / "train.txt"
+    for _ in range(50):
+        expected = [
+            [rng.choice(["#", "#1", "##", "king", "1", "="]) for _ in range(rng.randint(1, 5))]
+            for _ in range(8)
+        ] + [["king", "king", "old"]]
+        lines = []
+        for words in expected:
+            for _ in range(rng.randint(0, 2)):
+                fields = rng.choices(["newpar", "text", "=", "#", "12", "id"], k=rng.randint(0, 4))
+                lines.append(" ".join(["#", *fields, "no_tag"]))
+            tags = "XYZ" if words is expected[-1] else rng.choices("XYZ", k=len(words))
+            for word, tag in zip(words, tags, strict=True):
+                lines.append(separator.join([word, *["_"] * (num_columns - 2), tag]))
+            lines.append("")
+        path.write_text("\n".join(lines))
+        assert [sentence.words for sentence in read_sentences(path)] == expected
+
+
+NER = {"id": "0", "tokens": ["the", "king", "Bob"], "ner_tags": [0, 0, 1]}
+
+
+def test_tags_that_are_numbers_have_the_names_of_their_order(tmp_path, tokenizer, caplog):
+    """As in datasets of the Hugging Face Hub."""
+    config = make_config(tmp_path)
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(NER) + "\n" + json.dumps(NER | {"ner_tags": [0, 2, 0]}) + "\n")
+    config.data.train = config.data.dev = str(path)
+    with pytest.raises(ValueError, match=r"train\.jsonl: the tags are numbers without names: list"):
+        tagging.get_task(config, tokenizer)
+    config.data.labels = ("O,B-PER,B-LOC,I-LOC",)
+    with caplog.at_level("INFO"):
+        task = tagging.get_task(config, tokenizer)
+    assert task.labels == ("O", "B-PER", "B-LOC", "I-LOC") and "those of 'ner_tags'" in caplog.text
+    assert trained_tags(task) == ["O", "O", "B-PER", "O", "B-LOC", "O"]
+    assert task.splits[0].score is not None
+    path.write_text(json.dumps(NER | {"ner_tags": [0, 4, 0]}) + "\n")
+    with pytest.raises(ValueError, match=r"line 1: 'ner_tags' holds 4, but there are 4 names of"):
+        tagging.get_task(config, tokenizer)
+
+
+def test_numbers_may_be_tags_themselves(tmp_path, tokenizer):
+    config = make_config(tmp_path)
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(NER | {"ner_tags": [10, 9, 10]}) + "\n")
+    config.data.train, config.data.scheme = str(path), "none"
+    task = tagging.get_task(config, tokenizer)
+    assert task.labels == ("9", "10") and trained_tags(task) == ["10", "9", "10"]
+    config.data.labels = ("9", "10", "11")
+    assert trained_tags(tagging.get_task(config, tokenizer)) == ["10", "9", "10"]
+
+
+def test_one_of_several_kinds_of_tags_is_chosen(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(NER | {"pos_tags": ["D", "N", "N"]}) + "\n")
+    with pytest.raises(ValueError, match=r"several kinds of tags, 'ner_tags', 'pos_tags': choose"):
+        read_sentences(path)
+    assert read_sentences(path, tags_key="pos_tags")[0].tags == ["D", "N", "N"]
+    assert read_sentences(path, tags_key="ner_tags")[0].tags == ["0", "0", "1"]
+
+
 def test_words_and_parts_of_speech_of_conllu_are_syntactic_words(tmp_path):
     """Of "vámonos al mar" in the specification of CoNLL-U; and of an empty node."""
     rows = ["1-2 vámonos _ _", "1 vamos ir VERB", "2 nos nosotros PRON", "2.1 e _ _"]
