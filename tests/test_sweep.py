@@ -542,7 +542,9 @@ def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path)
     config = small_sweep(given, {}, (diverging,))
     result = sweep.sweep(config, tmp_path / "none")
     assert result["trials"] == {"diverged": 1} and result["best_configuration"] is None
-    assert "No configuration has a median score." in (tmp_path / "none/report.md").read_text()
+    assert (
+        "No configuration has a score: dev/accuracy." in (tmp_path / "none/report.md").read_text()
+    )
 
 
 def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """The command that runs a trial of a sweep alone."""
 
+import json
+import keyword
 import shlex
 
 from absl import flags
@@ -39,5 +41,24 @@ def finetune_command(base_config: str, trial: ConfigDict, workdir: str) -> str:
         return ""
     parts = [f"python -m bert_jax.finetune --config={shlex.quote(base_config)}"]
     parts += [f"--workdir={shlex.quote(workdir)}"]
-    parts += [f"--config.{name}={shlex.quote(str(value))}" for name, value in changed.items()]
+    parts += [f"--config.{name}={shlex.quote(flag_text(v))}" for name, v in changed.items()]
     return " \\\n    ".join(parts)
+
+
+def flag_text(value: object) -> str:
+    """Returns the text that a flag reads as `value`, if possible one that a shell needs no quotes
+    for: balanced of ("balanced",), and 1.0,2.5 of (1.0, 2.5).
+    """
+    if not isinstance(value, tuple | list):
+        return str(value)
+    if len(value) == 1 and isinstance(value[0], str):
+        if value[0].isidentifier() and not keyword.iskeyword(value[0]):
+            return value[0]
+    elif len(value) > 1 and all(type(each) in (int, float) for each in value):
+        return ",".join(map(repr, value))
+    # With double quotes, as the shell's are single.
+    texts = [
+        json.dumps(each, ensure_ascii=False) if isinstance(each, str) else repr(each)
+        for each in value
+    ]
+    return f"({', '.join(texts)}{',' * (len(value) == 1)})"

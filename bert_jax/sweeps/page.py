@@ -153,7 +153,7 @@ def html_block(block: Block) -> str:
 def html_table(rows: Sequence[Sequence[str]]) -> str:
     """Returns a table, which scrolls where it is wider than the page."""
     classes = {"notes": "notes", "value": "value"}
-    numbers = ["median", "std", "min", "max", "examples", "precision", "recall", "f1"]
+    numbers = ["score", "median", "std", "min", "max", "examples", "precision", "recall", "f1"]
     numbers += [name for name in rows[0] if name.startswith("predicted ")]
     classes |= dict.fromkeys(numbers, "number")
     lines = []

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bert_jax.sweeps.configurations import format_value
-from bert_jax.sweeps.summaries import Summary
+from bert_jax.sweeps.summaries import Summary, name_of_score
 
 COLORS = {
     "blue": "#0072b2",
@@ -49,7 +49,7 @@ def draw_curves(axis: Axes, ranked: Sequence[Summary]) -> None:
         style = {"marker": "o" if len(steps) < 20 else "", "markersize": 3, "linewidth": 1.3}
         axis.plot(steps, scores, color=color_of_rank(rank), **style)
     axis.set_xlabel("training step")
-    axis.set_ylabel(f"median {ranked[0].metric}")
+    axis.set_ylabel(name_of_score(ranked))
     axis.xaxis.set_major_locator(round_ticks(6))
 
 
@@ -167,7 +167,7 @@ def draw_progress(axis: Axes, summaries: Sequence[Summary]) -> None:
     axis.step(numbers, np.where(np.isfinite(best), best, np.nan), where="post", color="#444444")
     axis.set_xlim(0.3, len(best) + 0.7)
     axis.set_xlabel("configuration, in the order of the search")
-    axis.set_ylabel(f"median {summaries[0].metric}")
+    axis.set_ylabel(name_of_score(summaries))
     axis.xaxis.set_major_locator(round_ticks(10))
 
 

@@ -9,6 +9,7 @@ import io
 import math
 import pathlib
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from flax.traverse_util import flatten_dict
@@ -29,7 +30,14 @@ from bert_jax.sweeps.page import (
     html_page,
     markdown_page,
 )
-from bert_jax.sweeps.summaries import Summary, best_trial, status, summarize
+from bert_jax.sweeps.summaries import (
+    Summary,
+    best_trial,
+    has_one_seed,
+    name_of_score,
+    status,
+    summarize,
+)
 from bert_jax.training.workdir import write_text
 
 ABOUT_RANKING = (
@@ -39,17 +47,22 @@ ABOUT_RANKING = (
     "min and max are of the seeds with a score. Collapsed trials (constant predictions) are "
     "included."
 )
-ABOUT_CURVES = (
-    "Median at each evaluation over the seeds that did not diverge. The best configurations are "
-    "colored; all others are gray."
+ABOUT_RANKING_OF_ONE_SEED = (
+    "Sorted by the dev score of the best checkpoint; a configuration that diverged has none, and "
+    "ranks last. Each has one seed: differences as small as those between seeds mean nothing "
+    "(num_seeds adds some). Collapsed trials (constant predictions) are included."
+)
+ABOUT_CURVES = "The best configurations are colored; all others are gray."
+ABOUT_MEDIAN_CURVES = (
+    f"Median at each evaluation over the seeds that did not diverge. {ABOUT_CURVES}"
 )
 ABOUT_FIELDS = (
     "A dot is a trial; the line, or the bar of a category, is the median of all trials with that "
     "value. Values for which all trials diverged are not shown."
 )
 ABOUT_SEARCH = (
-    "A dot is the median of a configuration; the line is the best so far. A cross at the bottom "
-    "is a configuration without a score, as its trials diverged."
+    "A dot is a configuration (the median of its seeds); the line is the best so far. A cross at "
+    "the bottom is a configuration without a score, as its trials diverged."
 )
 ABOUT_PARALLEL = (
     "A line is a configuration, in the color of its learning curves. A dotted line has no score: "
@@ -73,7 +86,7 @@ def write(
     sections = [
         Section("What was run", ["All settings are in sweep.json.", run_table(config, summaries)]),
         Section("Best configuration", best_blocks(config, best, scores)),
-        Section("Configurations", [ABOUT_RANKING, ranking_table(ranked)]),
+        Section("Configurations", ranking_blocks(ranked)),
         *plot_sections(config, summaries, ranked),
         Section("Files", ["trials.csv has the scores of each trial, times.csv its time."]),
     ]
@@ -118,24 +131,44 @@ def run_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
             text = f"{len(values)} values from {low} to {high}"
         rows.append([f"values of {name}", text])
     count = sum(result is not None for summary in summaries for result in summary.results)
-    seeds = [str(trial.config.seed) for trial in summaries[0].configuration.trials]
-    trials = (
-        f"{plural(len(summaries), 'configuration')} x {plural(len(seeds), 'seed')} "
-        f"({', '.join(seeds)}); {count} have ended"
-    )
-    rows.append(["trials", trials])
+    rows.append(["trials", f"{count_trials(config, summaries)}, of which {count} have ended"])
     if keep := config.get("keep_trials", 0):
         rows.append(["weights kept", f"of the best {plural(keep, 'trial')}"])
     return Table([*rows, ["metric (higher is better)", summaries[0].metric]])
 
 
+def count_trials(config: ConfigDict, summaries: Sequence[Summary]) -> str:
+    """Returns how many trials there are, as text: configurations x seeds.
+
+    Of a search, also how many configurations it has proposed, and how often they are trained.
+    """
+    seeds = [str(trial.config.seed) for trial in summaries[0].configuration.trials]
+    total = plural(len(summaries) * len(seeds), "trial")
+    times_seeds = f"x {plural(len(seeds), 'seed')} ({', '.join(seeds)}) = {total}"
+    if "search" not in config:
+        return f"{plural(len(summaries), 'configuration')} {times_seeds}"
+    values = [summary.configuration.values for summary in summaries]
+    stages = Counter(each["num_epochs"] for each in values)
+    own = flatten(config.search)
+    proposed = len({repr([each[name] for name in own]) for each in values})
+    text = (
+        f"{plural(proposed, 'different configuration')} proposed (num_trials={config.num_trials})"
+    )
+    if len(stages) > 1 and "num_epochs" not in own:  # Halving.
+        with_epochs = (
+            f"{number} with num_epochs={format_value(epochs)}" for epochs, number in stages.items()
+        )
+        text += f", the best of them trained again with more epochs: {', '.join(with_epochs)}"
+    return f"{text} {times_seeds}"
+
+
 def best_blocks(config: ConfigDict, best: Summary, scores: dict) -> list[Block]:
     """Returns the best configuration: its scores, and how to use and to repeat its best trial."""
     if not scores:
-        return ["No configuration has a median score."]
+        return [f"No configuration has a score: {name_of_score([best])}."]
     trial = best_trial(best)
     about = (
-        f"{best.configuration}: median {best.metric} {best.median:.4f}. The configuration was "
+        f"{best.configuration}: {name_of_score([best])} {best.median:.4f}. The configuration was "
         "chosen by this score, which is therefore optimistic; those on other splits are not."
     )
     if len(best.results) > 1:
@@ -155,7 +188,7 @@ def best_blocks(config: ConfigDict, best: Summary, scores: dict) -> list[Block]:
     if not command:
         file = 'the file that base is from, such as "configs/finetune/glue.py:mrpc"'
         repeat = [f"For the command that trains it alone, set config.base_config to {file}."]
-    blocks = [about, scores_table(scores), *load, *repeat]
+    blocks = [about, scores_table(scores, len(best.scores)), *load, *repeat]
     split = best.metric.rpartition("/")[0]
     return [*blocks, *class_blocks(trial, split)]
 
@@ -177,26 +210,28 @@ def class_blocks(trial: Trial, split: str) -> list[Block]:
     return [f"{text}:", Table([header, *rows])]
 
 
-def ranking_table(ranked: Sequence[Summary]) -> Table:
-    """Returns a row per configuration."""
-    columns = ["median", "std", "min", "max", "scores by seed", "notes"]
-    rows = [[*ranked[0].configuration.values, *columns]]
+def ranking_blocks(ranked: Sequence[Summary]) -> list[Block]:
+    """Returns a table with a row per configuration, and what its columns mean."""
+    is_single = has_one_seed(ranked)
+    columns = ["score"] if is_single else ["median", "std", "min", "max", "scores by seed"]
+    rows = [[*ranked[0].configuration.values, *columns, "notes"]]
     for summary in ranked:
         numbers, scores = [summary.median, math.nan, math.nan, math.nan], summary.scores
         if scores:
             deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
             numbers[1:] = deviation, min(scores), max(scores)
-        cells = [*map(format_value, summary.configuration.values.values())]
-        cells += [f"{x:.4f}" if math.isfinite(x) else "" for x in numbers]
-        rows.append([*cells, ", ".join(f"{x:.4f}" for x in scores), summary.notes()])
-    return Table(rows)
+        cells = [f"{x:.4f}" if math.isfinite(x) else "" for x in numbers]
+        cells.append(", ".join(f"{x:.4f}" for x in scores))
+        values = map(format_value, summary.configuration.values.values())
+        rows.append([*values, *cells[: len(columns)], summary.notes()])
+    return [ABOUT_RANKING_OF_ONE_SEED if is_single else ABOUT_RANKING, Table(rows)]
 
 
-def scores_table(scores: dict[str, dict[str, float]]) -> Table:
+def scores_table(scores: dict[str, dict[str, float]], num_seeds: int) -> Table:
     """Returns a row per split and score, from the result of `summarize_seeds`."""
-    names = ("median", "min", "max")
+    names = ("median", "min", "max") if num_seeds > 1 else ("median",)
     rows = [[key, *(f"{value[name]:.4f}" for name in names)] for key, value in scores.items()]
-    return Table([["score", *names], *rows])
+    return Table([["metric", *(names if num_seeds > 1 else ("score",))], *rows])
 
 
 def plot_sections(
@@ -208,7 +243,8 @@ def plot_sections(
     named = [(color, str(each.configuration)) for color, each in zip(colors, best, strict=False)]
     curves = "Score during training"
     curves = Plot(curves, plots.draw(6.4, 4, curves, lambda axis: plots.draw_curves(axis, ranked)))
-    sections = [Section("Learning curves", [ABOUT_CURVES, Beside(curves, Legend(named))])]
+    about = ABOUT_CURVES if has_one_seed(summaries) else ABOUT_MEDIAN_CURVES
+    sections = [Section("Learning curves", [about, Beside(curves, Legend(named))])]
     epochs: list[Block] = []
     fields = [*summaries[0].configuration.values]
     if "search" in config:

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bert_jax.finetuning.trials import Trial
@@ -54,6 +55,15 @@ def summarize(configuration: Configuration, metric: str) -> Summary:
     summary = Summary(configuration, [trial.result for trial in configuration.trials], [], metric)
     split, _, name = metric.rpartition("/")
     return summary._replace(scores=[result[split][name] for result in summary.scored])
+
+
+def has_one_seed(summaries: Sequence[Summary]) -> bool:
+    return all(len(summary.results) == 1 for summary in summaries)
+
+
+def name_of_score(summaries: Sequence[Summary]) -> str:
+    """Returns what the configurations are ranked by: of one seed, no median."""
+    return f"{'' if has_one_seed(summaries) else 'median '}{summaries[0].metric}"
 
 
 def best_trial(summary: Summary) -> Trial:
