@@ -38,20 +38,28 @@ from ml_collections import ConfigDict
 from bert_jax import finetune
 from bert_jax.checkpoints.parameters import LoadedModel
 from bert_jax.errors import RunStopped
-from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.finetuning.finetune_setup import (
+    TRAINING_FIELDS,
+    FinetuneSetup,
+    check_numbers,
+    setup_finetuning,
+)
 from bert_jax.finetuning.stacks import saved_trials, trial_name
 from bert_jax.finetuning.teacher import with_teacher
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
+from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps import claims, report, search
 from bert_jax.sweeps.configurations import (
     Configuration,
+    flatten,
     grid_overrides,
     make_configurations,
     plural,
 )
-from bert_jax.sweeps.plan import format_seconds, show_plan
+from bert_jax.sweeps.plan import format_seconds, list_trials, show_plan
 from bert_jax.sweeps.programs import (
+    Group,
     Program,
     check_memory,
     fitting_trials,
@@ -92,13 +100,16 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
             proposed = next(proposals, None)
             renamed = check_directory(workdir, config)
             first = 1 + max((int(program.name.split(".")[0]) for program in programs), default=0)
-            new_programs = make_programs(config, proposed or [], first, setups)
+            groups = make_groups(config, proposed or [], first)
+            if dry_run:  # Before the data is read, which may take long or fail.
+                list_trials(groups, results_of(groups, renamed))
+            new_programs = make_programs(groups, setups)
         if proposed is None:
             break
         configurations += proposed
         programs += new_programs
         if dry_run:
-            return dry_run_of(config, programs, renamed)
+            return dry_run_of(config, programs, results_of(groups, renamed))
         loop.enable_compilation_cache(workdir)
         with distributed.raise_on_all_processes():
             if renamed and jax.process_index() == 0:
@@ -123,17 +134,36 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
 
 
 def run(config: ConfigDict, workdir: str, dry_run: bool = False) -> dict | None:
-    """Runs `sweep`; returns its result, but None for a `dry_run`, which prints its own as text."""
+    """Runs `sweep`; returns what to print: its result with rounded scores, as in the report.
+
+    None for a `dry_run`, which has printed its own as text.
+    """
     result = sweep(config, workdir, dry_run)
-    return None if dry_run else result
+    if dry_run or not result:  # Empty on the other processes.
+        return None
+    scores = {name: round(x, 4) for name, x in result["scores_of_best_configuration"].items()}
+    return result | {"scores_of_best_configuration": scores}
 
 
-def dry_run_of(config: ConfigDict, programs: Sequence[Program], renamed: dict) -> dict:
-    """Prints and returns what would be run: of a search, the first round, and the maximum."""
+def results_of(
+    groups: Sequence[Group], renamed: dict[pathlib.Path, pathlib.Path]
+) -> dict[str, dict | None]:
+    """Returns the result of each trial by name, None before it has ended; writes nothing.
+
+    `renamed` has the new workdirs of trials by those in which they are.
+    """
     old, results = {new: path for path, new in renamed.items()}, {}
-    for trial in (trial for program in programs for trial in program.trials):
+    trials = (trial for group in groups for part in group.parts.values() for trial in part)
+    for trial in trials:
         path = old.get(trial.workdir, trial.workdir)
         results[trial.workdir.name] = trial._replace(workdir=path).result
+    return results
+
+
+def dry_run_of(
+    config: ConfigDict, programs: Sequence[Program], results: dict[str, dict | None]
+) -> dict:
+    """Prints and returns what would be run: of a search, the first round, and the maximum."""
     plan = show_plan(programs, results)
     if "search" not in config:
         return plan
@@ -266,25 +296,38 @@ def claim_program(
     return name, contextlib.nullcontext()
 
 
-def make_programs(
-    config: ConfigDict,
-    configurations: Sequence[Configuration],
-    first: int,
-    setups: dict[str, FinetuneSetup],
-) -> list[Program]:
-    """Returns the programs of `configurations`, numbered from `first`; adds their `setups`.
+def make_groups(
+    config: ConfigDict, configurations: Sequence[Configuration], first: int
+) -> list[Group]:
+    """Returns the trials of each group, numbered from `first`, by program; reads nothing."""
+    groups = []
+    for number, (shared, trials) in enumerate(group_trials(configurations).items(), first):
+        size = config.max_stacked_trials
+        if not size and jax.devices()[0].platform == "cpu":
+            # On CPU, stacking is slower than running trials in sequence and needs their combined
+            # memory.
+            with naming(trials[0]):
+                size = make_mesh(**trials[0].config.mesh).shape["trial"]
+        groups.append(Group(shared, split(trials, size, number)))
+    return groups
+
+
+def make_programs(groups: Sequence[Group], setups: dict[str, FinetuneSetup]) -> list[Program]:
+    """Returns the programs of trials; adds their `setups`, by what the trials of a group share.
 
     Raises ValueError for an invalid configuration, or several metrics.
     """
     programs, weights = [], {}
-    for number, (shared, trials) in enumerate(group_trials(configurations).items(), first):
-        setups[shared] = prepare(trials, setups.get(shared), weights)
-        size, mesh = config.max_stacked_trials, setups[shared].mesh
-        if not size and mesh.devices.flat[0].platform == "cpu":
-            # On CPU, stacking is slower than running trials in sequence and needs their combined
-            # memory.
-            size = mesh.shape["trial"]
-        parts = split(trials, size, number)
+    for shared, parts in groups:
+        trials = [trial for part in parts.values() for trial in part]
+        for trial in trials:  # The fields of all of them, before any examples are read.
+            with naming(trial):
+                check_numbers(trial.config)
+                check_tracker(trial.config.tracker)
+        setups[shared] = setups.get(shared) or prepare(trials[0], [*setups.values()], weights)
+        for trial in trials:
+            with naming(trial):
+                setups[shared].check(trial.config)
         programs += [Program(name, setups[shared], part) for name, part in parts.items()]
     metrics = sorted({setup.task.metric for setup in setups.values()})
     if len(metrics) > 1:
@@ -293,30 +336,33 @@ def make_programs(
     return programs
 
 
-def prepare(
-    trials: Sequence[Trial], setup: FinetuneSetup | None, weights: dict[str, LoadedModel]
-) -> FinetuneSetup:
-    """Builds the setup of trials that differ only in PER_TRIAL, unless there is one.
-
-    `weights`, by `init_from`, are read once. Raises ValueError.
-    """
-    trial = trials[0]
+@contextlib.contextmanager
+def naming(trial: Trial) -> Iterator[None]:
+    """Raises errors of a configuration with the name of its trial, and of fields of `base`."""
     try:
-        for trial in trials:
-            check_numbers(trial.config)
-            check_tracker(trial.config.tracker)
-        if not setup:
-            trial = trials[0]
-            source = trial.config.init_from
-            weights[source] = weights.get(source) or finetune.read_weights(trial.config)
-            loaded = weights[source]
-            setup = setup_finetuning(trial.config, loaded.params, loaded.settings, loaded.tokenizer)
-            setup = with_teacher(setup)
-        for trial in trials:
-            setup.check(trial.config)
+        yield
     except (ValueError, OSError) as error:
         message = str(error).replace("--config.", "--config.base.")
         raise ValueError(f"{trial.workdir.name}: {message}") from error
+
+
+def prepare(
+    trial: Trial, setups: Sequence[FinetuneSetup], weights: dict[str, LoadedModel]
+) -> FinetuneSetup:
+    """Builds the setup of a trial, and of those that differ from it only in PER_TRIAL.
+
+    `weights`, by `init_from`, are read once, and so are the examples that other `setups` have.
+    Raises ValueError.
+    """
+    with naming(trial):
+        source = trial.config.init_from
+        weights[source] = weights.get(source) or finetune.read_weights(trial.config)
+        loaded, examples = weights[source], fields_of_examples(trial.config)
+        like = next((each for each in setups if fields_of_examples(each.config) == examples), None)
+        setup = setup_finetuning(
+            trial.config, loaded.params, loaded.settings, loaded.tokenizer, like
+        )
+        setup = with_teacher(setup)
     if not setup.task.train:
         fix = "set --config.base.data.train=FILE, and num_epochs above 0"
         raise ValueError(f"a sweep needs training data: {fix}")
@@ -327,6 +373,11 @@ def prepare(
             f"{name}, as in --config.base.data.{name}=FILE"
         )
     return setup
+
+
+def fields_of_examples(config: ConfigDict) -> str:
+    """Returns the fields on which the examples of a task and the initial weights depend."""
+    return repr({name: v for name, v in flatten(config).items() if name not in TRAINING_FIELDS})
 
 
 def run_program(program: Program, directory: pathlib.Path) -> None:

@@ -21,6 +21,7 @@ from bert_jax import finetune, sweep
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
 from bert_jax.errors import PREEMPTED, RunStopped
+from bert_jax.finetuning import finetune_setup
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import Trial, TrialRun
 from bert_jax.sweeps import (
@@ -179,10 +180,75 @@ def test_dry_run_lists_trials_and_totals_and_writes_nothing(given, tmp_path, cap
         "estimated_seconds_left": seconds,
     }
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["trial", "program", "steps", "time"] and lines[9] == []
-    assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8", "about", "39", "s"] in lines
-    assert lines[10][:6] == ["8", "trials", "(0", "ended)", "in", "4"] and len(lines) == 12
+    assert lines[0] == ["trial", "program", "state"] and lines[9] == []
+    assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "to", "run"] in lines[:9]
+    assert lines[10][:5] == ["8", "trials", "in", "4", "programs."]
+    start = lines.index(["trial", "program", "steps", "time"])
+    assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8", "about", "39", "s"] in lines[start:]
+    assert lines[start + 10][:6] == ["8", "trials", "(0", "ended)", "in", "4"]
     assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_lists_the_trials_before_anything_is_read(given, tmp_path, capsys):
+    (given / "broken.csv").write_text("no,header\nof,these\n")
+    grid = {"batch_size": (8, 16), "max_seq_length": (8, 16)}
+    config = small_sweep(given, grid, seeds=2, data__train=str(given / "broken.csv"))
+    with pytest.raises(ValueError, match=r"broken\.csv"):
+        sweep.sweep(config, tmp_path / "run", dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:9]] == [
+        f"batch_size={size},max_seq_length={length},seed={seed}"
+        for size in (8, 16)
+        for length in (8, 16)
+        for seed in (0, 1)
+    ]
+    assert lines[10].startswith("8 trials in 4 programs. Reading the weights and examples")
+
+
+def test_examples_and_weights_are_read_and_hashed_once_for_all_trials(given, tmp_path, monkeypatch):
+    calls = []
+
+    def count(module, name):
+        function = getattr(module, name)
+
+        def counted(*arguments):
+            calls.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, counted)
+
+    for name in ("read_task", "parameters_hash"):
+        count(finetune_setup, name)
+    count(finetune, "read_weights")
+    grid = {"batch_size": (4, 8), "optimizer": ("adamw", "bert_adam"), "freeze_layers": (0, 1)}
+    config = small_sweep(given, grid, seeds=2)
+
+    def setups_of(config):
+        groups, setups = sweep.make_groups(config, make_grid(config, tmp_path), 1), {}
+        sweep.make_programs(groups, setups)
+        return [*setups.values()]
+
+    setups = setups_of(config)
+    assert len(setups) == 8 and sorted(calls) == ["parameters_hash", "read_task", "read_weights"]
+    assert len({setup.steps_per_epoch for setup in setups}) == 2
+    assert len({id(setup.task) for setup in setups}) == 1
+    alone = finetune.prepare(setups[-1].config)
+    assert setups[-1].settings(alone.config) == alone.settings(alone.config)
+    calls.clear()
+    varied = small_sweep(given, {"max_seq_length": (8, 16), "batch_size": (4, 8)})
+    lengths = [(setup.shape.length, max(map(len, setup.task.train))) for setup in setups_of(varied)]
+    assert calls.count("read_task") == 2 and sorted(lengths) == [(8, 8), (8, 8), (16, 11), (16, 11)]
+
+
+def test_no_task_reads_a_field_of_training():
+    """Examples that one trial has read are those of all that differ in these fields only."""
+    names = "|".join({field.split(".")[0] for field in finetune_setup.TRAINING_FIELDS})
+    files = [*helpers.ROOT.glob("bert_jax/tasks/*.py")]
+    files.append(helpers.ROOT / "bert_jax/finetuning/pretrained_head.py")
+    found = {
+        match[1] for path in files for match in re.finditer(r"config\.(\w+)", path.read_text())
+    }
+    assert "max_seq_length" in found and not [each for each in found if re.fullmatch(names, each)]
 
 
 def test_dry_run_of_a_sweep_that_grows_names_the_finished_trials(
@@ -219,7 +285,9 @@ def test_dry_run_has_no_result_to_print_beside_its_plan(
     config = small_sweep(given, {"learning_rate": (1e-3,)})
     assert sweep.run(config, tmp_path, dry_run=True) is None
     assert capsys.readouterr().out.startswith("trial ")
-    assert sweep.run(config, tmp_path)["trials"] == {"finished": 1}
+    shown = sweep.run(config, tmp_path)
+    assert shown["trials"] == {"finished": 1}
+    assert shown["scores_of_best_configuration"] == {"dev/accuracy": 0.4991}  # 0.49910000000000004
 
 
 @pytest.mark.slow
@@ -276,8 +344,8 @@ def test_report_ranks_the_configurations_and_names_diverged_ones(finished):
     medians = {point: sum(values) / 2 for point, values in scores.items()}
     best = max(medians, key=medians.get)
     assert tuple(map(configurations.format_value, result["best_configuration"].values())) == best
-    assert result["medians_of_best_configuration"]["dev/accuracy"] == pytest.approx(medians[best])
-    assert "test/accuracy" in result["medians_of_best_configuration"]
+    assert result["scores_of_best_configuration"]["dev/accuracy"] == pytest.approx(medians[best])
+    assert "test/accuracy" in result["scores_of_best_configuration"]
     best_trial = pathlib.Path(result["best_trial"])
     highest = max(scores[best])
     assert json.loads((best_trial / "result.json").read_text())["dev"]["accuracy"] == highest
@@ -581,7 +649,8 @@ def test_more_trials_than_the_memory_of_the_cpu_holds_are_refused_before_the_fir
 @pytest.mark.slow
 def test_planned_memory_equals_the_compiled_stack(given, tmp_path):
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
-    (program,) = sweep.make_programs(config, make_grid(config, tmp_path), 1, {})
+    groups = sweep.make_groups(config, make_grid(config, tmp_path), 1)
+    (program,) = sweep.make_programs(groups, {})
     one = memory.bytes_per_trial(program.setup)
     stacked = memory.bytes_per_trial(program.setup, num_trials=8)
     assert stacked == pytest.approx(8 * one, rel=0.15)

@@ -65,6 +65,35 @@ PER_TRIAL = (
     "model.attention_dropout_rate",
 )
 
+# Further fields that change neither the examples of a task nor the weights to start from.
+TRAINING_FIELDS = (
+    *(name for name in PER_TRIAL if name != "num_epochs"),  # 0 epochs: a run that only predicts.
+    "batch_size",
+    "clip_norm",
+    "decay_from",
+    "decay_power",
+    "distillation.alpha",
+    "distillation.temperature",
+    "eval_every",
+    "freeze_layers",
+    "layer_decay",
+    "log_every",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "mesh.trial",
+    "model.dtype",
+    "model.kernels",
+    "model.remat",
+    "model.scan_layers",
+    "num_seeds",
+    "optimizer",
+    "per_device_batch_size",
+    "save_training_state",
+    "stall_seconds",
+    "tracker",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSetup:
@@ -236,11 +265,17 @@ def index_leaves(tree, index):
 
 
 def setup_finetuning(
-    config: ConfigDict, params: dict, settings: dict, tokenizer: Tokenizer
+    config: ConfigDict,
+    params: dict,
+    settings: dict,
+    tokenizer: Tokenizer,
+    like: FinetuneSetup | None = None,
 ) -> FinetuneSetup:
-    """Builds the setup, with its examples; all but `config` belongs to the initial weights.
+    """Builds the setup, with its examples; `params` to `tokenizer` are of the initial weights.
 
-    Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
+    The examples and hashes are those of `like`, if given, whose configuration then differs at most
+    in `TRAINING_FIELDS`. Raises ValueError or FileNotFoundError if the configuration or the files
+    are invalid.
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
     for name in ("dropout_rate", "attention_dropout_rate"):  # May differ between trials.
@@ -260,7 +295,7 @@ def setup_finetuning(
                     "model share their parameters"
                 )
     saved_head = settings.get("head")
-    task = read_task(config, saved_head, tokenizer)
+    task = like.task if like else read_task(config, saved_head, tokenizer)
     head_settings = {"task": task.head.name, "labels": list(task.labels)}
     head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings
     if lstm_size:
@@ -293,8 +328,11 @@ def setup_finetuning(
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
     data_dir = config.data.get("data_dir", "")
-    contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
-    contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}
+    if like:
+        contents = like.contents
+    else:
+        contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
+        contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}
     setup = FinetuneSetup(
         config=config,
         task=task,

@@ -1,5 +1,6 @@
 """What a sweep would run: its trials, their steps, and estimates of memory and time."""
 
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from bert_jax.finetuning.trials import Trial
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.sweeps import memory
 from bert_jax.sweeps.configurations import plural
-from bert_jax.sweeps.programs import Program
+from bert_jax.sweeps.programs import Group, Program
 
 TIMED_STEPS = 3
 
@@ -60,28 +61,60 @@ def measure(setup: FinetuneSetup) -> Cost:
     return Cost(step.bytes, step_seconds, (time.monotonic() - began) / len(features))
 
 
-def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -> dict:
-    """Prints the trials, their steps, and an estimate of memory and time; returns the totals.
+def list_trials(groups: Sequence[Group], results: Mapping[str, dict | None]) -> None:
+    """Prints the trials and their programs, before anything is read.
 
     `results` are of the trials that have ended, by name.
     """
-    costs, rows, seconds, seconds_left = {}, [], 0.0, 0.0
+    rows = []
+    for _, parts in groups:
+        for program, trials in parts.items():
+            for trial in trials:
+                name = trial.workdir.name
+                rows.append((name, program, describe_result(results[name]) or "to run"))
+    if rows and jax.process_index() == 0:
+        print_table([("trial", "program", "state"), *rows])
+        count = plural(sum(len(parts) for _, parts in groups), "program")
+        print(
+            f"\n{plural(len(rows), 'trial')} in {count}. Reading the weights and examples, then "
+            f"timing a few steps of {plural(len(groups), 'kind')} of program, to estimate memory "
+            "and time ...\n",
+            flush=True,
+        )
+
+
+def describe_result(result: dict | None) -> str:
+    """Returns how a trial ended, as text; empty if it has not."""
+    if not result:
+        return ""
+    if "diverged" in result:
+        return f"diverged at step {result['diverged']}"
+    return f"finished in {format_seconds(result['seconds'])}"
+
+
+def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -> dict:
+    """Prints the steps of each trial, and an estimate of memory and time; returns the totals.
+
+    `results` are of the trials that have ended, by name. A line is printed as soon as it is known.
+    """
+    costs, num_steps, seconds, seconds_left = {}, [], 0.0, 0.0
+    names = [trial.workdir.name for program in programs for trial in program.trials]
+    width = max(map(len, ["trial", *names])), max(len(each.name) for each in programs)
+    print_row = functools.partial(print_line, (width[0], max(width[1], len("program")), 5, 0))
+    print_row(("trial", "program", "steps", "time"))
     for program in programs:
         setup = program.setup
         if program.group not in costs:
             costs[program.group] = measure(setup)
         for trial in program.trials:
-            name, result = trial.workdir.name, results.get(trial.workdir.name)
+            name, steps = trial.workdir.name, setup.num_steps(trial.config)
             own = costs[program.group].seconds(setup, trial)
             seconds += own / setup.mesh.shape["trial"]
-            if not result:
-                seconds_left += own / setup.mesh.shape["trial"]
-                text = f"about {format_seconds(own)}"
-            elif "diverged" in result:
-                text = f"diverged at step {result['diverged']}"
-            else:
-                text = f"finished in {format_seconds(result['seconds'])}"
-            rows.append((name, program.name, str(setup.num_steps(trial.config)), text))
+            ended = describe_result(results.get(name))
+            seconds_left += 0 if ended else own / setup.mesh.shape["trial"]
+            num_steps.append(steps)
+            about = ended or f"about {format_seconds(own)}"
+            print_row((name, program.name, str(steps), about))
     bytes_per_device = [
         memory.program_bytes(program.setup, len(program.trials), costs[program.group].bytes)
         for program in programs
@@ -90,10 +123,10 @@ def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -
         memory.trials_that_fit(program.setup, costs[program.group].bytes) for program in programs
     ]
     plan = {
-        "trials": len(rows),
-        "ended": sum(results.get(name) is not None for name, *_ in rows),
+        "trials": len(names),
+        "ended": sum(results.get(name) is not None for name in names),
         "programs": len(programs),
-        "steps_of_all_trials": sum(int(steps) for _, _, steps, _ in rows),
+        "steps_of_all_trials": sum(num_steps),
         "gib_per_device": max(bytes_per_device) / 2**30,
         "gib_of_device": memory.device_memory() / 2**30,
         "trials_that_fit": min(trials_that_fit),
@@ -101,7 +134,6 @@ def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -
         "estimated_seconds_left": round(seconds_left, 1),
     }
     if jax.process_index() == 0:
-        print_table([("trial", "program", "steps", "time"), *rows])
         is_stacked = any(
             len(program.trials) > program.setup.mesh.shape["trial"] for program in programs
         )
@@ -113,7 +145,13 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Prints rows in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+        print_line(widths, row)
+
+
+def print_line(widths: Sequence[int], row: Sequence[str]) -> None:
+    """Prints a row, on the main process."""
+    if jax.process_index() == 0:
+        print("  ".join(map(str.ljust, row, widths)).rstrip(), flush=True)
 
 
 def describe(plan: dict, is_stacked: bool) -> str:

@@ -30,6 +30,16 @@ class Program(NamedTuple):
         return all(trial.result_path.exists() for trial in self.trials)
 
 
+class Group(NamedTuple):
+    """Trials whose fields outside PER_TRIAL are equal: `shared`, as text.
+
+    `parts` are the trials of each of its programs, by name.
+    """
+
+    shared: str
+    parts: dict[str, Sequence[Trial]]
+
+
 def group_trials(configurations: Sequence[Configuration]) -> dict[str, list[Trial]]:
     """Groups the trials whose fields outside PER_TRIAL are equal.
 

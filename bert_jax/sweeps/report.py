@@ -75,7 +75,10 @@ MAX_CONFUSION = 12
 def write(
     workdir: pathlib.Path, config: ConfigDict, configurations: Sequence[Configuration], metric: str
 ) -> dict:
-    """Writes the files; returns the best configuration, the counts and the page's path."""
+    """Writes the files; returns the best configuration, the counts and the page's path.
+
+    The scores of the best configuration are medians over its seeds.
+    """
     summaries = [summarize(configuration, metric) for configuration in configurations]
     ranked = sorted(summaries, key=lambda summary: -summary.median)
     best = ranked[0]
@@ -101,7 +104,7 @@ def write(
         "trials": {name: statuses.count(name) for name in dict.fromkeys(statuses)},
         "best_configuration": best.configuration.values if has_best else None,
         "best_trial": str(best_trial(best).workdir) if has_best else None,
-        "medians_of_best_configuration": {name: value["median"] for name, value in scores.items()},
+        "scores_of_best_configuration": {name: value["median"] for name, value in scores.items()},
         "report": str(workdir / "report.html"),
     }
 
