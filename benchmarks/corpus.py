@@ -53,7 +53,7 @@ runpy.run_path(sys.argv[0] + "/create_pretraining_data.py", run_name="__main__")
 
 
 def write_copies(documents: list[list[str]], path: pathlib.Path, copies: int) -> None:
-    with open(path, "w") as stream:
+    with open(path, "w", encoding="utf-8") as stream:
         for copy in range(copies):
             for sentences in documents:
                 stream.write("\n".join([f"Copy {copy} .", *sentences]) + "\n\n")
@@ -84,6 +84,7 @@ def run(command: list[str], cores: int) -> tuple[float, str, int]:
         stderr=subprocess.DEVNULL,
         text=True,
         preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+        encoding="utf-8",
     ) as process:
         output = process.stdout.read()
         _, exit_code, usage = os.wait4(process.pid, 0)

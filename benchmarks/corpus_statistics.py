@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
     begin, end = map(tokenizer.token_to_id, "{}")
     with tempfile.TemporaryDirectory() as scratch:
         text = pathlib.Path(scratch, "text.txt")
-        with open(text, "w") as stream:
+        with open(text, "w", encoding="utf-8") as stream:
             for source in find_inputs(FLAGS.dump):
                 for document in read_documents(Unit(source, 0, 1), collections.Counter()):
                     for sentence in split_sentences(document):

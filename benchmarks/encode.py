@@ -117,7 +117,7 @@ def run(command: list[str]) -> str:
 
 def main(argv: list[str]) -> None:
     if SIDE.value:
-        sentences = json.loads(pathlib.Path(argv[1]).read_text())
+        sentences = json.loads(pathlib.Path(argv[1]).read_text(encoding="utf-8"))
         encode = {
             "bert_jax": encode_with_bert_jax,
             "torch": encode_with_torch,
@@ -156,7 +156,7 @@ def main(argv: list[str]) -> None:
         command_of(side)  # Raises an error before the first measurement.
     with tempfile.TemporaryDirectory() as directory:
         texts = f"{directory}/sentences.json"
-        pathlib.Path(texts).write_text(json.dumps(sentences))
+        pathlib.Path(texts).write_text(json.dumps(sentences), encoding="utf-8")
         for _ in range(REPEATS.value):
             for side, measured in seconds.items():
                 output = run([*command_of(side), texts, f"{directory}/{side}.npy"])

@@ -90,7 +90,9 @@ def configuration(directory: pathlib.Path):
         if source:
             parts = read_data(source % name).rstrip("\n").split(separator)
             path = directory / f"{name}{suffix}"
-            path.write_text(separator.join(first_examples(parts, header, count)) + separator)
+            path.write_text(
+                separator.join(first_examples(parts, header, count)) + separator, encoding="utf-8"
+            )
         config.data[split] = str(path)
     config.num_epochs, config.seed = EPOCHS.value, SEED.value
     config.learning_rate, config.batch_size = LEARNING_RATE.value, BATCH_SIZE.value
@@ -104,7 +106,7 @@ def configuration(directory: pathlib.Path):
 def read_data(path: str) -> str:
     """Reads a file of DATA. Raises ValueError if it is missing."""
     try:
-        return pathlib.Path(path).read_text()
+        return pathlib.Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         name = pathlib.Path(path).parent.name
         fix = f"run tools/fetch_data.py {name} {DATA.value}/{name}"

@@ -25,7 +25,7 @@ def main(directory: str, texts: str, output: str) -> None:
         local_files_only=True,
     )
     model.max_seq_length = 512
-    sentences = json.loads(pathlib.Path(texts).read_text())
+    sentences = json.loads(pathlib.Path(texts).read_text(encoding="utf-8"))
     started = time.perf_counter()
     vectors = model.encode(sentences, batch_size=BATCH, normalize_embeddings=False)
     seconds = time.perf_counter() - started

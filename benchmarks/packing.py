@@ -80,7 +80,9 @@ def main(argv: list[str]) -> None:
                 num_steps = round(STEPS.value * packed_tokens / tokens_per_row)
                 workdir = pathlib.Path(scratch, f"{name}-{seed}")
                 train_and_evaluate(make_config(corpus, num_steps, seed), workdir)
-                records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+                records = map(
+                    json.loads, (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+                )
                 speeds = [r["rows_per_second"] for r in records if "rows_per_second" in r]
                 rates.append(statistics.median(speeds) * tokens_per_row)
                 losses.append(heldout_loss(heldout, workdir))

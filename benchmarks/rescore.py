@@ -34,7 +34,7 @@ def rescore_classes(data: dict, predictions: pathlib.Path, split: str) -> Scores
 
     records = read_table(data[split], (data["label"],), data["header_lines"])
     expected = [record.columns[data["label"]] for record in records]
-    lines = (predictions / f"{split}.jsonl").read_text().splitlines()
+    lines = (predictions / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
     predicted = [json.loads(line)["prediction"] for line in lines]
     yield "scikit-learn", "accuracy", sklearn.metrics.accuracy_score(expected, predicted), 1e-12
     macro_f1 = sklearn.metrics.f1_score(expected, predicted, average="macro", zero_division=0)
@@ -46,7 +46,7 @@ def rescore_tags(data: dict, predictions: pathlib.Path, split: str) -> Scores:
     import seqeval.metrics
     import seqeval.scheme
 
-    text = (predictions / f"{split}.txt").read_text()
+    text = (predictions / f"{split}.txt").read_text(encoding="utf-8")
     blocks = [block.splitlines() for block in text.split("\n\n") if block.strip()]
     tags = [[[line.split()[column] for line in lines] for lines in blocks] for column in (1, 2)]
     for name in ("accuracy", "precision", "recall", "f1"):
@@ -55,7 +55,14 @@ def rescore_tags(data: dict, predictions: pathlib.Path, split: str) -> Scores:
     yield "seqeval, strict", "strict_f1", seqeval.metrics.f1_score(*tags, **strict), 1e-12
     if CONLLEVAL.value:
         command = ["perl", CONLLEVAL.value]
-        report = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+        report = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
+        )
         words = report.stdout.splitlines()[1].replace(";", "").split()
         for name, value in zip(words[::2], words[1::2], strict=True):
             ours = {"FB1:": "f1"}.get(name, name.rstrip(":"))
@@ -67,7 +74,9 @@ def rescore_answers(data: dict, predictions: pathlib.Path, split: str) -> Scores
         sys.exit("rescore: question answering needs --squad_script=FILE")
     command = [sys.executable, SQUAD_SCRIPT.value, data[split]]
     command.append(str(predictions / split / "predictions.json"))
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, capture_output=True, check=True, encoding="utf-8", errors="replace"
+    ).stdout
     scores = json.loads(output)
     yield "official", "exact", scores.get("exact_match", scores.get("exact")) / 100, 1e-12
     yield "official", "f1", scores["f1"] / 100, 1e-12
@@ -80,8 +89,8 @@ def main(argv: list[str]) -> None:
     warnings.simplefilter("ignore")  # seqeval warns of types that are never predicted.
     differs = False
     for run in map(pathlib.Path, argv[1:]):
-        settings = json.loads((run / "config.json").read_text())
-        result = json.loads((run / "result.json").read_text())
+        settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        result = json.loads((run / "result.json").read_text(encoding="utf-8"))
         rescore = RESCORE[settings["head"]["task"]]
         for split in ("dev", "test"):
             if split not in result:

@@ -22,7 +22,7 @@ HERE = flags.DEFINE_bool("here", False, "Measure once, in this process.")
 
 def resident() -> int:
     """Returns the resident memory of this process in bytes."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
@@ -52,7 +52,13 @@ def main(argv: list[str]) -> None:
     runs = []
     for _ in range(REPEATS.value):
         command = [sys.executable, __file__, "--here", argv[1]]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        result = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+        )
         if result.returncode:
             sys.exit(result.stderr)
         runs.append(json.loads(result.stdout.splitlines()[-1]))

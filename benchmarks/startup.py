@@ -29,7 +29,9 @@ def commands() -> list[list[str]]:
     """Returns the arguments of Python for each command of the README and of tools/."""
     modules = [["-m", f"bert_jax.{name}"] for name in ("pretrain", "finetune", "sweep")]
     tools = sorted(ROOT.glob("tools/*.py"))
-    return modules + [[str(path)] for path in tools if "__main__" in path.read_text()]
+    return modules + [
+        [str(path)] for path in tools if "__main__" in path.read_text(encoding="utf-8")
+    ]
 
 
 def run(arguments: list[str], directory: str | pathlib.Path = ROOT) -> tuple[float, str]:
@@ -37,7 +39,14 @@ def run(arguments: list[str], directory: str | pathlib.Path = ROOT) -> tuple[flo
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *arguments]
     started = time.perf_counter()
-    done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     seconds = time.perf_counter() - started
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
@@ -48,10 +57,10 @@ def write_inputs(directory: pathlib.Path) -> None:
     """Writes a text of random words, a corpus of it, and texts with labels."""
     lines = [f"The {WORDS[n % 8]} is near the {WORDS[n // 8 % 8]} ." for n in range(640)]
     paragraphs = ["\n".join(lines[n : n + 8]) for n in range(0, len(lines), 8)]
-    (directory / "text.txt").write_text("\n\n".join(paragraphs))
+    (directory / "text.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
     texts = [f"{line},{WORDS[n % 2]}" for n, line in enumerate(lines)]
     for split in ("train", "dev"):
-        (directory / f"{split}.csv").write_text("\n".join(["text,label", *texts]))
+        (directory / f"{split}.csv").write_text("\n".join(["text,label", *texts]), encoding="utf-8")
     vocab = [str(ROOT / "tools/train_vocab.py"), "--input=text.txt", "--output=vocab.txt"]
     run([*vocab, "--size=120"], directory)
     corpus = [str(ROOT / "tools/prepare_corpus.py"), "--input=text.txt", "--vocab=vocab.txt"]

@@ -57,11 +57,15 @@ def prepare(directory: pathlib.Path) -> None:
     import torch
     import transformers
 
-    rows = (pathlib.Path(DATA.value) / "reuters-r8/reuters-r8-train.tab").read_text().splitlines()
+    rows = (
+        (pathlib.Path(DATA.value) / "reuters-r8/reuters-r8-train.tab")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     header, rows = rows[:3], rows[3:]
     end = EXAMPLES.value + DEV_EXAMPLES.value
     for name, part in (("train", rows[: EXAMPLES.value]), ("dev", rows[EXAMPLES.value : end])):
-        (directory / f"{name}.tab").write_text("\n".join([*header, *part, ""]))
+        (directory / f"{name}.tab").write_text("\n".join([*header, *part, ""]), encoding="utf-8")
     torch.manual_seed(0)
     config = transformers.BertConfig(
         hidden_size=HIDDEN_SIZE,
@@ -105,7 +109,7 @@ def run_sweep(directory: pathlib.Path, cores: list[set[int]]) -> list[float]:
     with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
         list(pool.map(lambda own: run(*command, cores=own), cores))
     results = directory.glob(f"sweep-{len(cores)}/trials/*/result.json")
-    return [json.loads(path.read_text())["dev"]["accuracy"] for path in results]
+    return [json.loads(path.read_text(encoding="utf-8"))["dev"]["accuracy"] for path in results]
 
 
 def run_finetune(directory: pathlib.Path, trials: list[tuple]) -> list[float]:
@@ -121,7 +125,9 @@ def run_finetune(directory: pathlib.Path, trials: list[tuple]) -> list[float]:
             f"--workdir={workdir}",
             *(f"--config.{name}={v}" for name, v in (settings(directory) | fields).items()),
         )
-        scores.append(json.loads((workdir / "result.json").read_text())["dev"]["accuracy"])
+        scores.append(
+            json.loads((workdir / "result.json").read_text(encoding="utf-8"))["dev"]["accuracy"]
+        )
     return scores
 
 
@@ -153,6 +159,7 @@ def run(*command: object, cores: set[int] | None = None) -> str:
         text=True,
         check=False,
         preexec_fn=set_cores,
+        encoding="utf-8",
     )
     if result.returncode:
         sys.exit(f"{result.stderr}\n{command} failed")
@@ -177,7 +184,7 @@ def transformers_trial(directory: pathlib.Path) -> dict:
     )
 
     def read(path):
-        rows = [row.split("\t") for row in path.read_text().splitlines()[3:] if row]
+        rows = [row.split("\t") for row in path.read_text(encoding="utf-8").splitlines()[3:] if row]
         return [text for _, text in rows], [label for label, _ in rows]
 
     sets = read(directory / "train.tab"), read(directory / "dev.tab")

@@ -252,7 +252,7 @@ def device_kind() -> str:
     """Returns the name of the GPU, as in JAX and the driver. Raises ValueError without one."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        return subprocess.check_output(query, text=True).splitlines()[0]
+        return subprocess.check_output(query, encoding="utf-8", errors="replace").splitlines()[0]
     except (OSError, subprocess.CalledProcessError) as error:
         raise ValueError(f"--device=gpu: nvidia-smi lists no NVIDIA GPU ({error})") from None
 

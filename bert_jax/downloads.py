@@ -60,8 +60,11 @@ def find_snapshot(directory: pathlib.Path) -> pathlib.Path:
             raise FileNotFoundError(f"{directory} holds no snapshot: download the model again")
         return directory
     main = directory / "refs/main"
-    if main.exists() and directory / "snapshots" / main.read_text().strip() in snapshots:
-        return directory / "snapshots" / main.read_text().strip()
+    if (
+        main.exists()
+        and directory / "snapshots" / main.read_text(encoding="utf-8").strip() in snapshots
+    ):
+        return directory / "snapshots" / main.read_text(encoding="utf-8").strip()
     if len(snapshots) > 1:
         raise ValueError(
             f"{directory} holds {len(snapshots)} snapshots: choose {snapshots[0]}, ..."

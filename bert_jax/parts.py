@@ -26,6 +26,10 @@ def import_part(package: str, name: str, offers: str, only_imported: bool = Fals
             raise
     folder = pathlib.Path(importlib.import_module(package).__file__).parent
     definition = re.compile(rf"^(def |class )?{offers}\b", re.MULTILINE)
-    names = [path.stem for path in folder.glob("*.py") if definition.search(path.read_text())]
+    names = [
+        path.stem
+        for path in folder.glob("*.py")
+        if definition.search(path.read_text(encoding="utf-8"))
+    ]
     expected = f"expected {', '.join(sorted(names))}, or the dotted name of a module of your own"
     raise ValueError(f"{package} has no file {name!r} with {offers}: {expected}")

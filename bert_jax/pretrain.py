@@ -113,7 +113,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     result_path = workdir / "result.json"
     if first_step == num_steps and result_path.exists():
         logging.info("%s is already finished", workdir)
-        return json.loads(result_path.read_text())
+        return json.loads(result_path.read_text(encoding="utf-8"))
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     forecast.log_run(setup, phases, first_step)
     if first_step:

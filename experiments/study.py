@@ -327,7 +327,9 @@ def collect(study: Study, scale: str) -> tuple[study_report.Scores, dict[str, fl
             found = study_report.best_seeds(sweep_workdir(row, task, scale), task.metric)
             scores[row.name, task.name] = found
         if study.pretraining_metrics and not row.weights:
-            result = json.loads(pathlib.Path(encoder(row, scale), "result.json").read_text())
+            result = json.loads(
+                pathlib.Path(encoder(row, scale), "result.json").read_text(encoding="utf-8")
+            )
             baselines[row.row_format] = math.exp(result["unigram_entropy"])
             for name, key in study.pretraining_metrics.items():
                 scores[row.name, name] = study_report.Seeds([result[key]])
@@ -375,7 +377,7 @@ def run_study(study: Study, scale: str) -> None:
             return
         path = pathlib.Path(runs(scale), f"{study.name}.sh")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         print(f"Wrote {path}. {HOW_TO_LAUNCH}")
         if LAUNCH.value:
             run_command(["bash", str(path)])

@@ -45,7 +45,9 @@ def best_seeds(workdir: pathlib.Path, metric: str) -> Seeds:
         raise FileNotFoundError(f"{workdir} has no results: run the study without --report_only")
     for path in paths:
         configuration = re.sub(r",?seed=\d+$", "", path.parent.name)
-        configurations.setdefault(configuration, []).append(json.loads(path.read_text()))
+        configurations.setdefault(configuration, []).append(
+            json.loads(path.read_text(encoding="utf-8"))
+        )
     seeds = [
         Seeds(
             (result[split][name] if split in result else math.nan for result in results),
@@ -132,14 +134,18 @@ def write(
         f"```\n{command}\n```",
     ]
     path = directory / f"{study.name}.md"
-    path.write_text("\n\n".join(parts) + "\n")
-    print(f"\n{path.read_text()}\nWrote {path} and {study.name}.png")
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(f"\n{path.read_text(encoding='utf-8')}\nWrote {path} and {study.name}.png")
 
 
 def machine() -> str:
     """Returns the number of cores and the processor's name."""
     path = pathlib.Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", path.read_text()) if path.exists() else []
+    names = (
+        re.findall(r"model name\s*: (.+)", path.read_text(encoding="utf-8"))
+        if path.exists()
+        else []
+    )
     return f"{os.cpu_count()} cores ({names[0] if names else platform.machine()})"
 
 

@@ -72,6 +72,36 @@ def test_no_cycle_within_a_folder():
         remaining = {name: imports for name, imports in remaining.items() if name not in free}
 
 
+ENCODED = re.compile(r"open|.*\.(open|read_text|write_text|TextIOWrapper)", re.DOTALL)
+# Functions of these names with an encoding of their own, or none.
+OTHERS = ("os.open", "tokenize.open", "tensorstore.open", "tables.read_text")
+
+
+def calls_in_the_encoding_of_the_locale(code: str) -> list[str]:
+    """Returns the calls that read or write text, of a file or a program, without an encoding."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)):
+        text, name = ast.unparse(call), ast.unparse(call.func)
+        is_text = ENCODED.fullmatch(name) and name not in OTHERS
+        is_text = is_text and not re.search(r"['\"][rwax]\+?b['\"]", text)
+        is_text = is_text or any(
+            each.arg in ("text", "universal_newlines") for each in call.keywords
+        )
+        has_encoding = any(each.arg == "encoding" for each in call.keywords)
+        if is_text and not has_encoding:
+            found.append(text)
+    return found
+
+
+@pytest.mark.parametrize(
+    "folder", ["bert_jax", "bert_corpus", "benchmarks", "configs", "experiments", "tools"]
+)
+def test_text_is_read_and_written_in_utf8_whatever_the_locale(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        calls = calls_in_the_encoding_of_the_locale(path.read_text(encoding="utf-8"))
+        assert not calls, f"{path}: {calls}"
+
+
 def test_every_folder_is_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {

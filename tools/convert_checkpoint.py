@@ -71,7 +71,7 @@ def read_result(source: pathlib.Path) -> dict:
     except FileNotFoundError:
         return {}  # A directory of another library.
     path = checkpoint.parent.parent / "result.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
+    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     step = result.get("best_step", result.get("steps"))
     return result if str(step) == checkpoint.name else {}
 

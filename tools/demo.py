@@ -68,7 +68,7 @@ def demo() -> None:
         for fill in model.fill_mask(text, top_k=5):
             print(f"    {fill.probability:6.1%}  {fill.token:<12} {fill.text}")
 
-    result = json.loads((WORKDIR / "result.json").read_text())
+    result = json.loads((WORKDIR / "result.json").read_text(encoding="utf-8"))
     print("\nOn held-out articles             model    word frequencies alone")
     for label, name, baseline, form in (
         ("masked-LM loss (nats)", "mlm_loss", "unigram_entropy", "8.3f"),

@@ -153,7 +153,9 @@ def download_wheel(package: str, directory: pathlib.Path) -> pathlib.Path:
       RuntimeError: pip failed; the message includes its output.
     """
     command = [sys.executable, *PIP_DOWNLOAD, f"--dest={directory}", package]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        command, capture_output=True, check=False, encoding="utf-8", errors="replace"
+    )
     wheels = list(directory.glob("*.whl"))
     if finished.returncode != 0 or len(wheels) != 1:
         raise RuntimeError(

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
                 if name not in predictions:
                     continue
                 archive.write(predictions[name], f"{name}.tsv")
-                count = len(predictions[name].read_text().splitlines()) - 1
+                count = len(predictions[name].read_text(encoding="utf-8").splitlines()) - 1
                 warning = "" if count == size else f": expected {size:,}; is the test set complete?"
                 print(f"{name}.tsv: {count:,} predictions{warning}")
     except (ValueError, OSError) as error:

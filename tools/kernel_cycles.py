@@ -23,10 +23,10 @@ def main(_) -> None:
     if SHAPE.value:  # In a separate process, with the compiler's dump enabled.
         compile_kernels(CHIP.value, Shape(*json.loads(SHAPE.value)))
         return
-    table = json.loads(KERNEL_TABLE.read_text())
+    table = json.loads(KERNEL_TABLE.read_text(encoding="utf-8"))
     for chip in [CHIP.value] if CHIP.value else CHIPS:
         table[chip] = measure_chip(chip)
-        KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n")
+        KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: expected the workdir of a run")
     panels: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         for key, value in record.items():
             if key != "step" and not key.startswith("final/"):
@@ -92,7 +92,7 @@ def read_runs(workdir: pathlib.Path) -> list[dict]:
 def read_baselines(workdir: pathlib.Path) -> dict[str, float]:
     """Returns the scores that need no model: those of the unigrams, and chance."""
     path = workdir / "result.json"
-    result = json.loads(path.read_text()) if path.is_file() else {}
+    result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     result["chance"] = 0.5
     return {name: result[name] for _, name in PRETRAINING.values() if name in result}
 
@@ -100,7 +100,7 @@ def read_baselines(workdir: pathlib.Path) -> dict[str, float]:
 def start_of_long_phase(workdir: pathlib.Path) -> int:
     """Returns the last step on short rows of a pre-training run with two phases, or 0."""
     path = workdir / "config.json"
-    config = json.loads(path.read_text()) if path.is_file() else {}
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     has_long_phase = config.get("long_phase", {}).get("num_steps")
     return config["num_steps"] if has_long_phase else 0
 

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         for name, part in zip(("train", "dev"), parts, strict=True):
             path = directory / f"{name}.json"
-            path.write_text(json.dumps(part))
+            path.write_text(json.dumps(part), encoding="utf-8")
             paragraphs = [
                 paragraph for article in part["data"] for paragraph in article["paragraphs"]
             ]

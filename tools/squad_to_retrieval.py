@@ -58,7 +58,7 @@ def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int
     }
     directory.mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():
-        with open(directory / f"{name}.jsonl", "w") as stream:
+        with open(directory / f"{name}.jsonl", "w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(line) + "\n" for line in lines)
         print(f"{directory / name}.jsonl: lines: {len(lines):,}")
 

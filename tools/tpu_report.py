@@ -160,7 +160,7 @@ def run() -> bool:
 def save(report: dict) -> bool:
     """Writes --json; returns whether everything in the report fits."""
     if JSON.value:
-        pathlib.Path(JSON.value).write_text(json.dumps(report, indent=2) + "\n")
+        pathlib.Path(JSON.value).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return report["fits"]
 
 

@@ -72,7 +72,7 @@ def save_huggingface(
     for name, content in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
         text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
-        (directory / name).write_text(text)
+        (directory / name).write_text(text, encoding="utf-8")
     _save_tensors(tensors, directory)
 
 

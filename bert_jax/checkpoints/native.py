@@ -235,7 +235,7 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
         if steps := saved_steps(directory):
             return directory / str(steps[-1])
     result = path / "result.json"
-    if result.exists() and "weights_removed" in json.loads(result.read_text()):
+    if result.exists() and "weights_removed" in json.loads(result.read_text(encoding="utf-8")):
         fix = f"remove {result}, and run the sweep to train the trial again"
         raise FileNotFoundError(f"the weights in {path} were removed, as keep_trials says: {fix}")
     expected = "expected a workdir, its checkpoints, or one of them"
@@ -261,7 +261,7 @@ def load_checkpoint(
             "the same command again to resume it, and load its workdir then"
         )
     with reading(directory):
-        vocabulary = json.loads((directory / "vocabulary/metadata").read_text())
+        vocabulary = json.loads((directory / "vocabulary/metadata").read_text(encoding="utf-8"))
         content = base64.b64decode(vocabulary["base64"])
         tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
         params = read_arrays(
@@ -273,7 +273,7 @@ def load_checkpoint(
 def load_settings(directory: pathlib.Path) -> dict:
     """Returns the settings of the run that wrote a checkpoint; raises CheckpointError."""
     with reading(directory):
-        return json.loads((directory / "config/metadata").read_text())
+        return json.loads((directory / "config/metadata").read_text(encoding="utf-8"))
 
 
 def read_arrays(

@@ -33,7 +33,7 @@ def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
     training = load_training_state(directory) if has_state else {"step": np.int32(0)}
     for path in directory.glob("*/array_metadatas/*"):  # Orbax reads these only when resuming.
         try:
-            json.loads(path.read_text())
+            json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
     sizes = {"step": int(training["step"]), "params": 0, "training": 0}

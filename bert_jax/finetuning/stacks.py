@@ -205,4 +205,4 @@ def saved_trials(directory: pathlib.Path) -> list[str]:
     steps, first = saved_steps(directory / "checkpoints"), directory / FIRST_STACK
     if steps:
         return load_settings(directory / f"checkpoints/{steps[-1]}")["stacked_trials"]
-    return json.loads(first.read_text())["stacked_trials"] if first.exists() else []
+    return json.loads(first.read_text(encoding="utf-8"))["stacked_trials"] if first.exists() else []

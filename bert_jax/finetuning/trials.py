@@ -39,7 +39,11 @@ class Trial(NamedTuple):
     @property
     def result(self) -> dict | None:
         """The contents of its `result.json`, or None before it is finished."""
-        return json.loads(self.result_path.read_text()) if self.result_path.exists() else None
+        return (
+            json.loads(self.result_path.read_text(encoding="utf-8"))
+            if self.result_path.exists()
+            else None
+        )
 
 
 class TrialRun:

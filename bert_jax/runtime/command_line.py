@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import logging as std_logging
 import os
 import pathlib
 import re
@@ -62,10 +63,16 @@ def keep_running_without_log() -> None:
     write, too.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
-        encoding = getattr(getattr(sys, name), "encoding", "utf-8")
+        previous = getattr(sys, name)
+        encoding = getattr(previous, "encoding", "utf-8")
         raw = _LogStream(number, "w", closefd=False)
-        stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
+        stream = io.TextIOWrapper(
+            raw, encoding=encoding, errors="backslashreplace", write_through=True
+        )
         setattr(sys, name, stream)
+        for handler in std_logging.root.handlers:
+            if getattr(handler, "stream", None) is previous:
+                handler.setStream(stream)  # absl replaces the handlers of sys.stderr by its own.
 
 
 class _ConfigParser(ConfigFileFlagParser):
@@ -102,8 +109,11 @@ def given_fields(values=flags.FLAGS) -> dict:
 def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
     """Returns the positional arguments; exits with a one-line message for an invalid flag.
 
-    With --help and a --config, it also prints the fields of that configuration.
+    With --help and a --config, it also prints the fields of that configuration. From then on
+    characters that the locale lacks are printed as escapes, as on stderr, and are no error.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return values(argv, **options)

@@ -28,7 +28,7 @@ class Claim:
     """A claimed program: held until the `with` block ends, or this process does."""
 
     def __init__(self, directory: pathlib.Path):
-        self._directory, self._lock = directory, (directory / "lock").open("w")
+        self._directory, self._lock = directory, (directory / "lock").open("w", encoding="utf-8")
         with contextlib.suppress(OSError):  # Without locks, others rely on the heartbeat.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._successor = directory.with_name(str(int(directory.name) + 1))
@@ -96,7 +96,7 @@ def holder(directory: pathlib.Path, seen: dict) -> str:
         return ""
     path, now = claims[-1] / "heartbeat", time.monotonic()
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError:  # Not yet written, or just replaced.
         text = "{}"
     if seen.setdefault(path, (text, now))[0] != text:
@@ -106,7 +106,10 @@ def holder(directory: pathlib.Path, seen: dict) -> str:
         return ""
     if value.get("mount") == _mount(directory):
         # An error means that it is locked, or that this file system has no locks.
-        with contextlib.suppress(OSError), (claims[-1] / "lock").open("a") as file:
+        with (
+            contextlib.suppress(OSError),
+            (claims[-1] / "lock").open("a", encoding="utf-8") as file,
+        ):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return ""
     return value.get("worker", "a worker that is starting")
@@ -114,5 +117,5 @@ def holder(directory: pathlib.Path, seen: dict) -> str:
 
 def _mount(directory: pathlib.Path) -> str:
     """Identifies the mounted file system, whose locks all processes that use it see."""
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return f"{boot} {directory.stat().st_dev}"

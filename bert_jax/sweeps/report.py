@@ -201,7 +201,7 @@ def class_blocks(trial: Trial, split: str) -> list[Block]:
     path = trial.workdir / "predictions" / f"{split}_classes.tsv"
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file, delimiter="\t")
     labels = header[5:]
     text = f"Its scores on {split} by class"

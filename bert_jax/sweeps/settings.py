@@ -122,7 +122,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
         for run in (*workdir.glob("config.json"), *workdir.glob("seed_*/config.json")):
             raise ValueError(f"--workdir={workdir} holds a run ({run}), not a sweep: use another")
         return {}
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     saved, settings = as_saved(DEFAULTS | content["config"]), as_saved(settings_of(config))
     changed = [
         name

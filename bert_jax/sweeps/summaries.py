@@ -43,7 +43,9 @@ class Summary(NamedTuple):
         scores: dict[int, list[float]] = {}
         for trial, result in zip(self.configuration.trials, self.results, strict=True):
             if result and "diverged" not in result:
-                for line in (trial.workdir / "metrics.jsonl").read_text().splitlines():
+                for line in (
+                    (trial.workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+                ):
                     record = json.loads(line)
                     if self.metric in record:
                         scores.setdefault(record["step"], []).append(record[self.metric])

@@ -82,7 +82,9 @@ def with_calibration(
 
     def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         path = split.write(outputs, directory)
-        with open(directory / f"{split.name}_calibration.tsv", "w", newline="") as stream:
+        with open(
+            directory / f"{split.name}_calibration.tsv", "w", newline="", encoding="utf-8"
+        ) as stream:
             writer = csv.writer(stream, delimiter="\t")
             writer.writerow(COLUMNS)
             for name, values in probabilities(outputs).items():

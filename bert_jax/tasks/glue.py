@@ -119,7 +119,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             return scored
 
         def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
-            with open(directory / f"{submission}.tsv", "w") as stream:
+            with open(directory / f"{submission}.tsv", "w", encoding="utf-8") as stream:
                 stream.write("index\tprediction\n")
                 for record, output in zip(records, outputs, strict=True):
                     value = names[np.argmax(output)] if names else f"{np.clip(output[0], 0, 5):.3f}"

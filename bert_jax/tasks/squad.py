@@ -149,7 +149,9 @@ def make_split(
             files |= {"predictions": decide(texts, odds), "null_odds": odds}
         (directory / name).mkdir(exist_ok=True)
         for stem, content in files.items():
-            (directory / name / f"{stem}.json").write_text(json.dumps(content, indent=4) + "\n")
+            (directory / name / f"{stem}.json").write_text(
+                json.dumps(content, indent=4) + "\n", encoding="utf-8"
+            )
         return directory / name / "predictions.json"
 
     def tune(outputs: Outputs) -> dict[str, float]:

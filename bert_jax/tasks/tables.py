@@ -423,7 +423,7 @@ def _json_value(value: object) -> object:
 
 def write_json_lines(path: pathlib.Path, objects: Iterable[dict]) -> None:
     """Writes one JSON object per line."""
-    path.write_text("".join(json.dumps(values) + "\n" for values in objects))
+    path.write_text("".join(json.dumps(values) + "\n" for values in objects), encoding="utf-8")
 
 
 def content_hash(source: str, data_dir: str) -> str:

@@ -232,7 +232,9 @@ def make_split(
                 x > 0 if multi_label else one_hot[x] for x in (predict(outputs), expected)
             )
             rows = scores.class_table(*label_sets, labels)
-            with open(directory / f"{name}_classes.tsv", "w", newline="") as stream:
+            with open(
+                directory / f"{name}_classes.tsv", "w", newline="", encoding="utf-8"
+            ) as stream:
                 csv.writer(stream, delimiter="\t").writerows(rows)
             lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in rows)
             logging.info("%s, by label:\n%s", name, "\n".join(lines))

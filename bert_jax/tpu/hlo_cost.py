@@ -101,7 +101,7 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
     collectives, costliest, unknown_loops, total_flops = {}, [], [], 0.0
     cycles_by_name, links_by_name = {}, collections.Counter()  # Of one run.
     communicating = set()  # Fusions with collectives.
-    kernels = json.loads(KERNEL_TABLE.read_text()).get(chip, {})
+    kernels = json.loads(KERNEL_TABLE.read_text(encoding="utf-8")).get(chip, {})
     for runs, instruction, fusion in executed_instructions(computations, entry):
         kernel = kernel_cost(instruction, chip, kernels)
         total_flops += runs * (kernel[1] if kernel else flops(instruction))

@@ -63,9 +63,13 @@ def check_bucket(bucket: str) -> None:
 
 def last_commit(root: pathlib.Path) -> str:
     """Returns the last commit of the clone `root`. Raises LaunchError if it has changes."""
-    if changed := subprocess.check_output(["git", "status", "--short"], cwd=root, text=True):
+    if changed := subprocess.check_output(
+        ["git", "status", "--short"], cwd=root, encoding="utf-8", errors="replace"
+    ):
         raise LaunchError(f"only commits are copied: commit, stash or ignore these\n{changed}")
-    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True).strip()
+    return subprocess.check_output(
+        ["git", "rev-parse", "HEAD"], cwd=root, encoding="utf-8", errors="replace"
+    ).strip()
 
 
 def pack_commit(root: pathlib.Path, commit: str, archive: str) -> None:
@@ -76,7 +80,13 @@ def pack_commit(root: pathlib.Path, commit: str, archive: str) -> None:
 def run_gcloud(*words: str, **options) -> subprocess.CompletedProcess:
     """Runs `gcloud`, with the options of `subprocess.run`. Raises LaunchError without it."""
     try:
-        return subprocess.run(["gcloud", *words], check=False, text=True, **options)
+        return subprocess.run(
+            ["gcloud", *words],
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+            **options,
+        )
     except FileNotFoundError:
         install = "https://cloud.google.com/sdk/docs/install"
         raise LaunchError(f"gcloud is not installed: see {install}") from None
@@ -99,6 +109,13 @@ def check_job(
     chips = [chip, str(num_chips), str(num_slices)]
     command = [sys.executable, "tools/launch_check.py", *chips, *job]
     environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
-    check = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    check = subprocess.run(
+        command,
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     if check.returncode:
         raise LaunchError(f"the job would fail: {check.stderr.strip()}")

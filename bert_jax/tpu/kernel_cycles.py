@@ -204,7 +204,7 @@ def measure(chip: str, shape: Shape) -> dict[str, int]:
             check=True,
         )
         return {
-            kernel: count_cycles(path.read_text(), runs[kernel])
+            kernel: count_cycles(path.read_text(encoding="utf-8"), runs[kernel])
             for kernel in ("forward", "backward")
             for path in pathlib.Path(directory).glob(f"*{kernel}_kernel*[0-9]-final_bundles.txt")
         }

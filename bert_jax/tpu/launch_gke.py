@@ -49,7 +49,13 @@ class GkeJob:
         """Runs `kubectl`, with the options of `subprocess.run`. Raises LaunchError without it."""
         context = [f"--context={self.context}"] if self.context else []
         try:
-            return subprocess.run(["kubectl", *words, *context], check=False, text=True, **options)
+            return subprocess.run(
+                ["kubectl", *words, *context],
+                check=False,
+                encoding="utf-8",
+                errors="replace",
+                **options,
+            )
         except FileNotFoundError:
             install = "gcloud components install kubectl gke-gcloud-auth-plugin"
             raise LaunchError(f"kubectl is not installed: run `{install}`") from None

@@ -101,7 +101,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
             "hbm_argument_bytes": error.argument_bytes,
         }
     if hlo_path:
-        pathlib.Path(hlo_path).write_text(hlo)
+        pathlib.Path(hlo_path).write_text(hlo, encoding="utf-8")
     cost, devices = step_cost(hlo, chip_name), setup.mesh.devices
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()

@@ -22,7 +22,9 @@ MAX_FLOPS_ERROR = 0.03  # Relative difference of compiled and analytic FLOPs.
 
 def check_page(page: pathlib.Path) -> None:
     """Raises ValueError if the table of `report_all` has no place in a Markdown file."""
-    if not page.exists() or not {BEFORE, AFTER} < set(page.read_text().splitlines(True)):
+    if not page.exists() or not {BEFORE, AFTER} < set(
+        page.read_text(encoding="utf-8").splitlines(True)
+    ):
         raise ValueError(
             f"--markdown={page}: expected a file with the lines {BEFORE.strip()!r} and "
             f"{AFTER.strip()!r}, to replace the table between them"
@@ -64,8 +66,10 @@ def report_all(plan_phases: Callable[[ConfigDict], tuple], markdown: str | None)
         )
     if markdown:
         page = pathlib.Path(markdown)
-        start, _, rest = page.read_text().partition(BEFORE)
-        page.write_text(start + BEFORE + table + footnote + AFTER + rest.partition(AFTER)[2])
+        start, _, rest = page.read_text(encoding="utf-8").partition(BEFORE)
+        page.write_text(
+            start + BEFORE + table + footnote + AFTER + rest.partition(AFTER)[2], encoding="utf-8"
+        )
     return all_fit and not wrong_flops
 
 

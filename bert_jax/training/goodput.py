@@ -35,7 +35,7 @@ class StepTimer:
         self._productive = writer.productive_seconds
         path, self._first_start = workdir / "first_start.json", psutil.Process().create_time()
         if path.exists():
-            self._first_start = json.loads(path.read_text())["unix_time"]
+            self._first_start = json.loads(path.read_text(encoding="utf-8"))["unix_time"]
         elif writes:
             write_json(path, {"unix_time": self._first_start})
         self._step, self._since, self._seconds = 0, 0.0, 0.0

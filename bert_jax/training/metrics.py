@@ -63,7 +63,7 @@ class MetricsWriter:
         settings: Mapping | None = None,
     ):
         path = workdir / METRICS
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         # The last line of a killed run may be incomplete.
         records = [json.loads(line) for line in lines if line.endswith("}\n")]
         kept = [record for record in records if record["step"] <= first_step]
@@ -96,7 +96,7 @@ class MetricsWriter:
         """Writes `metrics`, unless the run had written them before it was resumed."""
         if not self._writes or (step, "step", *metrics) in self._written:
             return
-        with add_path_to_errors(self._path), self._path.open("a") as file:
+        with add_path_to_errors(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step} | metrics) + "\n")
         with add_path_to_errors(self._tensorboard):
             for name, value in metrics.items():

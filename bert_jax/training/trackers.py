@@ -107,7 +107,7 @@ def start_tracker(name: str, workdir: pathlib.Path, settings: Mapping) -> Tracke
     start.
     """
     path = workdir / f"{name}_run_id"
-    run_id = path.read_text().strip() if path.exists() else None
+    run_id = path.read_text(encoding="utf-8").strip() if path.exists() else None
     tracker = TRACKERS[name](str(workdir), dict(settings), run_id)
     write_text(path, f"{tracker.run_id}\n")
     return _never_failing(name, tracker)

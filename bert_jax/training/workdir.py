@@ -90,7 +90,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
             write_json(workdir / "config.json", settings)
             write_text(path, token)
     with distributed.raise_on_all_processes():
-        if not path.exists() or path.read_text() != token:
+        if not path.exists() or path.read_text(encoding="utf-8") != token:
             raise ValueError(
                 f"--workdir={workdir} is not the directory of process 0: all hosts must share it, "
                 "for instance as a mounted bucket"
@@ -105,7 +105,7 @@ def _lock(workdir: pathlib.Path) -> TextIO:
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("a+")
+        lock = (workdir / ".lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise OSError(f"--workdir={workdir}: {error}. Expected a writable directory") from error
     try:
@@ -135,7 +135,7 @@ def _code_version() -> dict[str, str]:
 def read_claim(workdir: pathlib.Path) -> str:
     """Returns what identifies the run that has claimed `workdir`."""
     path = workdir / CLAIM
-    return path.read_text() if path.exists() else ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def check_claim(workdir: pathlib.Path, claim: str) -> None:
@@ -156,7 +156,7 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
     parents = (workdir / "checkpoints", workdir / "best")
     checkpoints = [parent / str(step) for parent in parents for step in saved_steps(parent)[-1:]]
     result_path = workdir / "result.json"
-    result = json.loads(result_path.read_text()) if result_path.exists() else {}
+    result = json.loads(result_path.read_text(encoding="utf-8")) if result_path.exists() else {}
     # A run that diverged or only predicted has no checkpoint, nor has one of a sweep that keeps the
     # weights of its best trials.
     has_none = "diverged" in result or "weights_removed" in result or result.get("steps") == 0
@@ -165,7 +165,7 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
         return
     path = checkpoints[0] if checkpoints else workdir / "config.json"
     try:
-        saved = load_settings(path) if checkpoints else json.loads(path.read_text())
+        saved = load_settings(path) if checkpoints else json.loads(path.read_text(encoding="utf-8"))
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before it") from error
     advice = how_to_train_further(workdir, settings)
@@ -220,9 +220,9 @@ def write_text(path: pathlib.Path, text: str) -> None:
     unfinished = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     with add_path_to_errors(path):
         if is_bucket(path):  # An object appears once it is complete.
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
             return
-        unfinished.write_text(text)
+        unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
 
 

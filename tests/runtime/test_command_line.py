@@ -70,11 +70,12 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
 
 
 LOGS = r"""
-import os, sys, warnings
+import logging as std_logging, sys, warnings
 from absl import app, logging
 from tqdm import tqdm
 from bert_jax.runtime.command_line import keep_running_without_log, restart_with_huge_pages
 
+std_logging.basicConfig()  # As a library may; absl then replaces the handler.
 restart_with_huge_pages()
 keep_running_without_log()
 
