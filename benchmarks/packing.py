@@ -60,9 +60,10 @@ def heldout_loss(corpus: pathlib.Path, workdir: pathlib.Path) -> float:
     config, source = make_config(corpus, 1, seed=0), read_model(workdir)
     (phase,) = open_phases(config)
     setup = setup_pretraining(config, [phase], source.tokenizer, source_settings=source.settings)
-    eval_step = make_eval_step(setup.model, setup.mesh, setup.objective(phase), seed=0)
+    objective = setup.objective(phase)
+    eval_step = make_eval_step(setup.model, setup.mesh, objective, seed=0)
     arguments = phase, batch_sharding(setup.mesh), config, lambda **_: None
-    return evaluate(eval_step, source.params, *arguments)["mlm_loss"]
+    return evaluate(objective, eval_step, source.params, *arguments)["mlm_loss"]
 
 
 def main(argv: list[str]) -> None:

@@ -29,7 +29,7 @@ class Product(NamedTuple):
 def step_products(config: BertConfig, batch: int, length: int, num_targets: int) -> list[Product]:
     """Returns the products of a step that predicts tokens and one pair per row.
 
-    Their FLOPs are those of `bert_jax.model.pretraining.flops_per_row`: the last layer finishes
+    Their FLOPs are those of `bert_jax.objectives.masked_lm.flops_per_row`: the last layer finishes
     only the positions that are predicted, where they are few. The two columns of the
     next-sentence head are left out.
     """

@@ -44,7 +44,7 @@ from absl import app, flags, logging
 from sides import define_peers, python_of
 
 from bert_jax.model.config import BertConfig
-from bert_jax.model.pretraining import flops_per_row
+from bert_jax.objectives.masked_lm import flops_per_row
 from bert_jax.runtime.command_line import TUNABLE
 from bert_jax.training.metrics import PEAK_FLOPS
 
@@ -149,25 +149,24 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
     execution = Execution(scan_layers=scan_layers, dtype=dtype())
     model = objective.make_model(config, execution)
     optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
-    init = functools.partial(
-        init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
-    )
-    abstract = jax.eval_shape(init, jax.random.key(0))
-    shardings = infer_shardings(abstract, make_mesh(), RULES)
-    state = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
-    update = make_pretrain_step(model, optimizer, shardings, objective, seed=0)
-    batch, length = workload.batch, workload.length
-    pairs = np.zeros((batch, 8, 3), np.uint16)
+    num_rows, length = workload.batch, workload.length
+    pairs = np.zeros((num_rows, 8, 3), np.uint16)
     pairs[:, 0] = (0, length // 2, length)
     rows = jax.device_put(
         {
             "tokens": workload.tokens().astype(np.uint16),
             "sequence_bounds": pairs,
-            "nsp_labels": np.zeros((batch, 8), np.uint8),
-            "row_ids": np.arange(batch, dtype=np.uint32),
-            "epochs": np.zeros(batch, np.uint32),
+            "nsp_labels": np.zeros((num_rows, 8), np.uint8),
+            "row_ids": np.arange(num_rows, dtype=np.uint32),
+            "epochs": np.zeros(num_rows, np.uint32),
         }
     )
+    batch = jax.eval_shape(objective.prepare, rows, jax.random.key(0))
+    init = functools.partial(init_state, model=model, optimizer=optimizer, batch=batch)
+    abstract = jax.eval_shape(init, jax.random.key(0))
+    shardings = infer_shardings(abstract, make_mesh(), RULES)
+    state = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
+    update = make_pretrain_step(model, optimizer, shardings, objective, seed=0)
     return update, state, rows
 
 

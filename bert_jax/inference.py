@@ -21,8 +21,8 @@ from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import CHOICES
 from bert_jax.model.heads import HEADS, make_model
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.model.replaced_tokens import Discriminator
+from bert_jax.objectives.masked_lm import PretrainingModel
+from bert_jax.objectives.replaced_tokens import Discriminator
 from bert_jax.tasks import spans
 from bert_jax.tasks.masked_text import Fill, fill_texts
 from bert_jax.tasks.multiple_choice import Ranked
@@ -160,9 +160,8 @@ class PretrainedModel(TextEncoder):
             elif getattr(self.config, "family", "") == "electra":
                 fix = ": load the checkpoint of the generator"
             raise ValueError(f"this model has no {missing}, so it cannot fill in masks{fix}")
-        token_logits = functools.partial(
-            forward.token_logits, self.config, self._execution, self.params
-        )
+        model = PretrainingModel(self.config, False, self._execution)
+        token_logits = functools.partial(forward.token_logits, model, self.params)
         limit = self.config.max_position_embeddings
         return fill_texts(texts, top_k, self.tokenizer, limit, token_logits)[chosen]
 
@@ -185,9 +184,8 @@ class PretrainedModel(TextEncoder):
             tokens = features[index].sequences[0].tolist()
             return Replaced(list(map(self.tokenizer.id_to_token, tokens)), expit(logits))
 
-        function = functools.partial(
-            forward.replaced_logits, self.config, self._execution, self.params
-        )
+        model = Discriminator(self.config, self._execution)
+        function = functools.partial(forward.replaced_logits, model, self.params)
         return self._apply(function, features, ROWS_PER_BATCH, finish=finish)[chosen]
 
     @overload

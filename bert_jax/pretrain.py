@@ -9,7 +9,6 @@ from bert_jax.runtime.command_line import restart_with_huge_pages
 if __name__ == "__main__":
     restart_with_huge_pages()  # Before the other imports, which take longer than a second.
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -31,6 +30,7 @@ from bert_jax.configs.pretrain import bert_base
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.errors import RunStopped
 from bert_jax.model.architecture import config_to_settings
+from bert_jax.objectives import Objective, mean_metrics
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.config_fields import check_fields
 from bert_jax.runtime.watchdog import Watchdog
@@ -43,16 +43,10 @@ from bert_jax.training.pretrain_setup import (
     Phase,
     PretrainSetup,
     check_numbers,
-    find_objective,
     open_phases,
     setup_pretraining,
 )
-from bert_jax.training.pretrain_step import (
-    make_eval_step,
-    make_pretrain_step,
-    mean_losses,
-    mean_metrics,
-)
+from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step
 from bert_jax.training.state import TrainState, parameters_hash
 from bert_jax.training.teacher import place_frozen, read_teacher, student_weights
 from bert_jax.training.trackers import check_tracker
@@ -85,7 +79,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         phases = open_phases(config)
         num_steps = phases[-1].stop
         tokenizer = phases[0].train.tokenizer
-        teacher = read_teacher(config, tokenizer)
+        teacher = read_teacher(config, phases[0].objective_class, tokenizer)
         source = read_source(config, tokenizer)
         setup = setup_pretraining(
             config,
@@ -188,12 +182,12 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     progress.clear()  # The line of the log replaces the bar, which follows it.
                     flops = forecast.flops_left(setup, phases, step)
                     forecast.log_step(step, values, phase.batch_size, flops / row_flops)
-                loop.show(progress, values, objective.main_loss)
+                loop.show(progress, values, objective.main_accuracy)
                 unreported, waits[:] = [], []
                 checkpointer.check()
             if should_evaluate and not should_stop:
                 beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
-                scores = evaluate(eval_step, state.params, phase, sharding, config, beat)
+                scores = evaluate(objective, eval_step, state.params, phase, sharding, config, beat)
                 writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
             if should_save:
                 watchdog.beat(f"saving step {step}", limited=False)
@@ -211,7 +205,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     progress.close()
     beat = functools.partial(watchdog.beat, "evaluating at the end")
     last = phases[-1]
-    scores = evaluate(eval_steps[-1], state.params, last, sharding, config, beat)
+    scores = evaluate(objectives[-1], eval_steps[-1], state.params, last, sharding, config, beat)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     result = scores | metrics.unigram_baseline(last.heldout.count_tokens(), tokenizer.special_ids)
     result |= {"steps": num_steps, "seconds": timer.seconds()}
@@ -232,16 +226,20 @@ def check_required_fields(config: ConfigDict) -> None:
     check_fields(config, expected, "configs/pretrain/bert_base.py")
 
 
-def train_metrics(setup: PretrainSetup, objective, step: int, values: dict) -> dict[str, float]:
+def train_metrics(
+    setup: PretrainSetup, objective: Objective, step: int, values: dict
+) -> dict[str, float]:
     """Returns the metrics of training up to `step` from the mean `values` of its steps."""
     values = values | mean_metrics(values["sums"])
     del values["sums"]
-    values["loss"] = objective.total_loss(mean_losses(values))
+    values["loss"] = objective.total_loss(values)
     values = {f"train/{name}": value for name, value in values.items()}
     return values | {"learning_rate": float(setup.schedule(step - 1))}
 
 
-def make_eval_steps(setup: PretrainSetup, objectives: list, frozen: dict) -> list[Callable]:
+def make_eval_steps(
+    setup: PretrainSetup, objectives: list[Objective], frozen: dict
+) -> list[Callable]:
     """Builds the jitted (params, rows) -> sums of each objective."""
     steps = []
     for objective in objectives:
@@ -335,23 +333,24 @@ def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:
     return source._replace(params=unflatten_dict(params, sep="/"))
 
 
-def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, float]:
+def evaluate(
+    objective: Objective, eval_step, params, phase, sharding, config, beat
+) -> dict[str, float]:
     """Returns losses (nats), perplexity and accuracies over the phase's held-out rows.
 
     Takes at most `config.max_eval_batches` batches (0: all), and calls `beat` for each.
     """
-    totals = collections.Counter()
+    sums = []
     batches = heldout_batches(phase.heldout, sharding, config.eval_batch_size)
     for index, rows in enumerate(itertools.islice(batches, config.max_eval_batches or None)):
         beat(limited=index > 0)  # The first one may compile.
         # Waits for the batch. Evaluations do not depend on each other, so devices may run several
         # at once in different orders, and their collectives then wait for each other forever.
-        totals.update(jax.tree.map(float, eval_step(params, rows)))
-    scores = mean_metrics(totals)
-    loss = scores.get(f"{find_objective(config).main_loss}_loss")
-    if loss is None:  # A distilled model may lack a masked-LM head.
+        sums.append(jax.tree.map(float, eval_step(params, rows)))
+    scores = mean_metrics(jax.tree.map(lambda *values: sum(values), *sums))
+    if objective.main_loss not in scores:  # A distilled model may lack a masked-LM head.
         return scores
-    return scores | {"perplexity": metrics.perplexity(loss)}
+    return scores | {"perplexity": metrics.perplexity(scores[objective.main_loss])}
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ r"""ALBERT's two ways to save parameters: narrow embeddings and shared layers.
 Source: Lan et al. (2020), section 3.1 and tables 3 and 4: ALBERT_BASE, dev scores.
 """
 
-import jax
 import study
 import study_tasks
 
+from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
-from bert_jax.model.pretraining import PretrainingModel, example_batch
 
 COLUMNS = ("MNLI-m", "SST-2", "SQuAD 2.0 F1")
 # Name, whether embeddings are narrow and layers shared; the paper's millions of parameters and
@@ -53,9 +52,8 @@ def num_parameters(scale: str, fields: study.Settings) -> int:
     sizes = {"num_layers": num_layers, "hidden_size": hidden_size, "vocab_size": vocab_size}
     if scale == "laptop":
         sizes["max_position_embeddings"] = study.PRETRAINING["model.max_position_embeddings"]
-    model = PretrainingModel(BertConfig.named("base", **(sizes | fields)))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), example_batch())
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    shapes = parameter_shapes(BertConfig.named("base", **(sizes | fields)))
+    return sum(leaf.size for leaf in shapes.values())
 
 
 def tasks(scale: str) -> list[study.Task]:

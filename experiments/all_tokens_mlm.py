@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.layers import cross_entropy
-from bert_jax.model.replaced_tokens import ReplacedTokenModel
-from bert_jax.objectives.replaced_tokens import ReplacedTokens
+from bert_jax.objectives import Sums
+from bert_jax.objectives.replaced_tokens import ReplacedTokenModel, ReplacedTokens
 
 
 class AllTokensModel(ReplacedTokenModel):
@@ -43,15 +43,15 @@ class AllTokensMlm(ReplacedTokens):
         self.generator.config(config)
         return AllTokensModel(config, execution, self.generator)
 
-    def model_sums(self, model, params, batch, is_replaced, dropout) -> dict[str, jax.Array]:
+    def model_sums(self, model, params, batch, is_replaced, dropout) -> Sums:
         """Returns the sums over all tokens, as "replaced"; correct if the probability is > 1/2."""
         logits, copy = model.apply({"params": params}, batch, dropout)
         losses = copying_loss(logits, copy, batch["original_tokens"], is_replaced)
         weights = (batch["sequence_ids"] > 0).astype(jnp.float32)
+        count = jnp.sum(weights)
         return {
-            "replaced_loss": jnp.sum(losses * weights),
-            "replaced_correct": jnp.sum((losses < jnp.log(2.0)) * weights),
-            "replaced_count": jnp.sum(weights),
+            "replaced_loss": (jnp.sum(losses * weights), count),
+            "replaced_accuracy": (jnp.sum((losses < jnp.log(2.0)) * weights), count),
         }
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:

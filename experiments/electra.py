@@ -14,9 +14,8 @@ import study_tasks
 
 from bert_jax.data.masking import Masking
 from bert_jax.model.config import BertConfig
-from bert_jax.model.replaced_tokens import GeneratorSettings
 from bert_jax.objectives.masked_lm import MaskedLm
-from bert_jax.objectives.replaced_tokens import ReplacedTokens
+from bert_jax.objectives.replaced_tokens import GeneratorSettings, ReplacedTokens
 
 COLUMN = "GLUE (table 5)"
 ALL_TOKENS = "experiments.all_tokens_mlm"

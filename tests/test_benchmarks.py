@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from bert_jax.model.config import BertConfig
-from bert_jax.model.pretraining import flops_per_row
+from bert_jax.objectives.masked_lm import flops_per_row
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from bert_jax.model import forward
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
-from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule

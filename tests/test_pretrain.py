@@ -29,8 +29,8 @@ from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.errors import PREEMPTED
 from bert_jax.model.config import BertConfig
-from bert_jax.model.pretraining import PretrainingModel, example_batch
-from bert_jax.objectives.masked_lm import target_sums
+from bert_jax.objectives import mean_metrics
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, target_sums
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
@@ -40,7 +40,7 @@ from bert_jax.training.pretrain_setup import (
     open_phases,
     setup_pretraining,
 )
-from bert_jax.training.pretrain_step import init_state, mean_metrics
+from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config
@@ -190,7 +190,7 @@ def continued(corpus, tmp_path):
         init_state,
         model=PretrainingModel(bert),
         optimizer=optax.identity(),
-        example_batch=example_batch(),
+        batch=example_batch(),
     )
     params = jax.jit(init)(jax.random.key(1)).params
     del params["nsp"], params["encoder"]["pooler"]
@@ -287,15 +287,16 @@ def test_longer_run_continues_as_documented_with_other_batches(
 
 def test_evaluation_takes_at_most_max_eval_batches(corpus):
     (phase,) = open_phases(config := small_config(corpus, max_eval_batches=1))
-    names = ("mlm_loss", "mlm_correct", "mlm_count", "nsp_loss", "nsp_correct", "nsp_count")
+    names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
     evaluated_ids = []
 
     def eval_step(params, rows):
         evaluated_ids.append(rows["row_ids"].tolist())
-        return dict.fromkeys(names, 1.0)
+        return dict.fromkeys(names, (1.0, 1.0))
 
     sharding = batch_sharding(make_mesh())
-    pretrain.evaluate(eval_step, {}, phase, sharding, config, lambda limited: None)
+    objective = phase.objective_class
+    pretrain.evaluate(objective, eval_step, {}, phase, sharding, config, lambda limited: None)
     assert evaluated_ids == [[*range(8)]] and phase.heldout.num_rows > 8
 
 

@@ -114,7 +114,7 @@ def check_config(config: ConfigDict, chip: str, num_chips: int, num_slices: int)
             )
     check_numbers(config)
     phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
-    teacher = compilation.assumed_teacher(config)
+    teacher = compilation.assumed_teacher(config, phases[0].objective_class)
     setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, teacher_settings=teacher)
     check_mesh(config, num_slices)
 

@@ -17,8 +17,8 @@ from absl import logging
 from bert_jax.checkpoints.families import FORMATS, PRETRAINING_HEADS
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import HEADS, make_model
-from bert_jax.model.pretraining import PretrainingModel, example_batch
-from bert_jax.model.replaced_tokens import ReplacedTokenHead
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
+from bert_jax.objectives.replaced_tokens import ReplacedTokenHead
 from bert_jax.tokenization import Tokenizer
 
 OPTIONAL_MODULES = ("encoder/pooler", *PRETRAINING_HEADS)

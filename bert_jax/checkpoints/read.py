@@ -19,7 +19,7 @@ from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
 from bert_jax.downloads import find_snapshot
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.replaced_tokens import GeneratorSettings, generator_params
+from bert_jax.objectives.replaced_tokens import GeneratorSettings, generator_params
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:

@@ -7,6 +7,7 @@ import grain
 import jax
 import numpy as np
 
+from bert_jax.data.packing import row_dtype
 from bert_jax.data.rows import Rows
 
 
@@ -19,6 +20,22 @@ def make_global_batch(
             sharding, array, (batch_size, *array.shape[1:])
         )
         for name, array in batch.items()
+    }
+
+
+def abstract_rows(
+    rows, num_rows: int, sharding: jax.sharding.Sharding | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes, dtypes and any sharding of a global batch of `num_rows` rows.
+
+    Of the corpus, `rows` needs only `max_seq_length` and `max_sequences`.
+    """
+    row = row_dtype(rows.max_seq_length, rows.max_sequences)
+    fields = {name: row[name] for name in row.names}
+    fields |= dict.fromkeys(("row_ids", "epochs"), np.dtype(np.uint32))
+    return {
+        name: jax.ShapeDtypeStruct((num_rows, *field.shape), field.base, sharding=sharding)
+        for name, field in fields.items()
     }
 
 

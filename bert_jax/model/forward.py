@@ -15,8 +15,6 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.attention import attention_probabilities
 from bert_jax.model.encoder import Encoder, share_layers
 from bert_jax.model.execution import Execution
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.model.replaced_tokens import Discriminator
 
 ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row partly empty.
 
@@ -72,21 +70,18 @@ def apply_by_length(
     return results
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def token_logits(
-    config, execution: Execution, params: dict, rows: dict, positions: jax.Array
-) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0)
+def token_logits(model: nn.Module, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
     """Returns masked-LM logits at int32 `[B, K]` positions: float32 `[B, K, padded_vocab]`."""
-    model = PretrainingModel(config, next_sentence=False, execution=execution)
     batch = unpack_rows(rows)
     return model.apply({"params": params}, batch, positions, method="predict_tokens")
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def replaced_logits(config, execution: Execution, params: dict, rows: dict) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0)
+def replaced_logits(model: nn.Module, params: dict, rows: dict) -> jax.Array:
     """Returns a discriminator's logits of "replaced" at all positions: float32 `[B, L]`."""
     variables = {"params": {name: params[name] for name in ("encoder", "discriminator")}}
-    return Discriminator(config, execution).apply(variables, unpack_rows(rows))
+    return model.apply(variables, unpack_rows(rows))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,22 +1,99 @@
 """What a model is pre-trained for: one file each, named by `config.objective`.
 
-A file offers `Objective`, a frozen dataclass with
-
-- `causal`, whether the model is left to right, and `main_loss`, the name of its main loss;
-- `rules`, the sharding of parameters that its model adds to an architecture's;
-- `max_predictions(config, given, length)`: the maximum number of targets per row;
-- `from_config(config, tokenizer, max_predictions)`: the objective of a phase;
-- `make_model(model_config, execution)`, and `example_batch()` to initialize it; the model has a
-  `config` and an `execution`, its encoder's parameters are at "encoder" and, if there are others,
-  `encoders` has the configuration of each by its path;
-- `prepare(rows, key)`: the batch of packed rows, on the device that holds them;
-- `counts(batch)`: what each loss is normalized by, over the global batch;
-- `total_loss(losses)`: the loss to minimize, from the mean of each;
-- `sums(model, params, batch, dropout)`: sums of losses and any correct predictions, and counts, as
-  `training.pretrain_step.mean_metrics` names them;
-- `flops_per_row(model_config, length, max_sequences)`.
-
-One that learns from a teacher also has `with_teacher(settings)`, the objective with that teacher;
-`frozen_params(teacher_params)`, which the step adds to the `params` of `sums` but does not update;
-and `initial_params(teacher_params, modules)`, for a student that starts from the teacher.
+A file holds all of an objective: its model, how rows become a batch, its losses, what it needs of a
+teacher, and its FLOPs. It offers the class, a frozen dataclass, as `Objective`.
 """
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+import flax.linen as nn
+import jax
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.parts import import_part
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+"""Of each metric a float32 sum and the count that it is divided by: over rows, microbatches and
+devices both are added, and the mean is the same however the rows are split."""
+
+
+class Objective(Protocol):
+    """How packed rows become a batch, and what is computed and minimized on it.
+
+    Attributes:
+      causal: whether the model is left to right.
+      main_loss, main_accuracy: the metrics that give the perplexity, and that the progress bar
+        shows.
+      rules: the sharding of parameters that its model adds to an architecture's.
+    """
+
+    causal: ClassVar[bool]
+    main_loss: ClassVar[str]
+    main_accuracy: ClassVar[str]
+    rules: ClassVar[tuple[tuple[str, P], ...]]
+
+    @staticmethod
+    def max_predictions(config, given: int | None, length: int) -> int:
+        """Returns the maximum number of targets in a row of `length`; ValueError for `given`."""
+
+    @classmethod
+    def from_config(cls, config, tokenizer, max_predictions: int) -> "Objective":
+        """Builds the objective of a phase of a run's `config`. Raises ValueError."""
+
+    def make_model(self, config, execution) -> nn.Module:
+        """Builds the model for an architecture's `config`.
+
+        It has a `config` and an `execution`. Its encoder's parameters are at "encoder"; if there
+        are others, `encoders` has the configuration of each by its path.
+        """
+
+    def prepare(self, rows: Batch, key: jax.Array) -> Batch:
+        """Returns the batch of packed rows, on the device that holds them."""
+
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns, of each loss, the count over the global batch that normalizes it; at least 1."""
+
+    def sums(self, model: nn.Module, params: dict, batch: Batch, dropout=None) -> Sums:
+        """Returns the losses, in nats, and the other metrics of a shard of the batch."""
+
+    def total_loss(self, losses: Mapping[str, jax.Array | float]) -> jax.Array | float:
+        """Returns the loss to minimize, from the mean of each loss of `counts`."""
+
+    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+        """Returns the FLOPs of a training step for one row."""
+
+
+class TaughtObjective(Objective, Protocol):
+    """An objective that learns from a teacher, whose parameters are not updated."""
+
+    def with_teacher(self, settings: Mapping) -> "TaughtObjective":
+        """Returns the objective with the teacher that the settings of its checkpoint describe."""
+
+    def frozen_params(self, teacher_params: Mapping) -> dict:
+        """Returns the parameters that a step adds to the `params` of `sums`."""
+
+    def initial_params(self, teacher_params: Mapping, modules: Mapping) -> dict:
+        """Returns the parameters of a student with these `modules` that starts from the teacher."""
+
+
+def find_objective(name: str) -> type[Objective]:
+    """Returns the objective of the file `name`, or of a module elsewhere by its dotted name.
+
+    Raises ValueError.
+    """
+    try:
+        return import_part("bert_jax.objectives", name, "Objective").Objective
+    except ValueError as error:
+        raise ValueError(f"--config.objective={name}: {error}") from None
+
+
+def learns_from_teacher(objective: type[Objective]) -> bool:
+    """Returns whether an objective is a `TaughtObjective`."""
+    return hasattr(objective, "with_teacher")
+
+
+def mean_metrics(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Returns the mean of each metric; 0, not NaN, without anything to count."""
+    return {name: float(total) / (float(count) or 1.0) for name, (total, count) in sums.items()}

@@ -13,22 +13,27 @@ released code of TinyBERT counts padding in its means, with a difference of 0 of
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model import pretraining
 from bert_jax.model.architecture import architecture_of, config_from_settings
-from bert_jax.model.distillation import OF_LAYERS, OF_TOKENS, DistillationModel
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.encoder import is_few, share_layers
+from bert_jax.model.encoder import Encoder, is_few, share_layers
 from bert_jax.model.execution import Execution
-from bert_jax.model.layers import cross_entropy, kl_divergence
+from bert_jax.model.layers import Dense, cross_entropy, gather_positions, kl_divergence
+from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.sharding.collectives import gather_data
+
+OF_TOKENS = {"soft", "mlm"}  # Losses at the masked positions.
+OF_LAYERS = {"attention", "hidden", "embeddings"}  # Losses that need the states of every layer.
 
 # Fields in which a student must agree with the teacher whose layers it starts from.
 FIELDS_OF_LAYERS = (
@@ -41,6 +46,70 @@ FIELDS_OF_LAYERS = (
     "activation",
     "layer_norm_epsilon",
 )
+
+
+class DistillationModel(nn.Module):
+    """A student or a teacher: an encoder, and what the losses need of it.
+
+    Attributes:
+      config: of the architecture.
+      losses: names of the losses.
+      layers: the layers to compare, counted from 1.
+      projected_size: width to which hidden states and embeddings are mapped; None: they are not.
+      execution: how it runs.
+    """
+
+    config: object
+    losses: frozenset[str]
+    layers: tuple[int, ...]
+    projected_size: int | None = None
+    execution: Execution = Execution()
+
+    def setup(self):
+        architecture = architecture_of(self.config)
+        self.encoder = Encoder(self.config, self.execution)
+        if self.losses & OF_TOKENS:
+            self.mlm = architecture.LmHead(self.config)
+        if self.projected_size:
+            self.projection = Dense(self.projected_size, self.config.initializer_range)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | None = None
+    ) -> dict[str, jax.Array]:
+        """Returns what the losses compare, by their names.
+
+        The batch has the inputs of `Encoder`, and int32 `target_positions` `[B, K]`. "mlm" and
+        "soft" are float32 logits `[B, K, padded_vocab]`, "cosine" hidden states `[B, L, H]`,
+        "hidden" `[layers, B, L, H]`, "embeddings" `[B, L, H]`, and "attention" float32 scores
+        `[layers, B, heads, from, to]`.
+        """
+        positions, outputs = batch["target_positions"], {}
+        if self.losses <= OF_TOKENS:  # Nothing else is read of the last layer.
+            at_targets = self.encoder(batch, dropout, positions)
+        elif self.losses & OF_LAYERS:
+            states = self.encoder.all_hidden_states(batch, dropout)
+            outputs |= self._compare_layers(states) | {"cosine": states[-1]}
+            at_targets = gather_positions(states[-1], positions)
+        else:
+            outputs["cosine"] = self.encoder(batch, dropout)
+            at_targets = gather_positions(outputs["cosine"], positions)
+        if self.losses & OF_TOKENS:
+            logits = self.mlm(at_targets, self.encoder.embeddings.token_embedding)
+            outputs |= {"mlm": logits, "soft": logits}
+        return outputs
+
+    def _compare_layers(self, states: jax.Array) -> dict[str, jax.Array]:
+        numbers, outputs = np.array(self.layers), {}
+        if "attention" in self.losses:
+            params = share_layers(self.config, self.encoder.variables["params"]["layers"])
+            params = jax.tree.map(lambda leaf: leaf[numbers - 1], params)
+            outputs["attention"] = attention_scores(self.config, params, states[numbers - 1])
+        project = self.projection if self.projected_size else lambda x: x
+        if "hidden" in self.losses:
+            outputs["hidden"] = jnp.stack([project(states[number]) for number in self.layers])
+        if "embeddings" in self.losses:
+            outputs["embeddings"] = project(states[0])
+        return outputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +134,8 @@ class Distillation:
     teacher: object = None
 
     causal: ClassVar[bool] = False
-    main_loss: ClassVar[str] = "mlm"
+    main_loss: ClassVar[str] = "mlm_loss"
+    main_accuracy: ClassVar[str] = "mlm_accuracy"
     rules: ClassVar[tuple] = ((r"projection/kernel$", P("fsdp", "tensor")),)
     max_predictions = staticmethod(MaskedLm.max_predictions)
 
@@ -194,31 +264,27 @@ class Distillation:
         head = {"mlm": teacher_params["mlm"]} if self.weights["soft"] else {}
         return {"teacher": {"encoder": encoder} | head}
 
-    def example_batch(self) -> dict[str, jax.Array]:
-        """Returns a batch to initialize the model."""
-        return pretraining.example_batch()
-
-    def prepare(self, rows: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
+    def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows, as `MaskedLm` does."""
         return self.masked_lm.prepare(rows, key)
 
-    def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the numbers of masked tokens, of tokens and of pairs of tokens; at least 1."""
         numbers = {name: jnp.sum(weights) for name, weights in loss_weights(batch).items()}
-        return {name: jnp.maximum(numbers[name], 1) for name in sorted(self.losses)}
+        return {f"{name}_loss": jnp.maximum(numbers[name], 1) for name in sorted(self.losses)}
 
     def total_loss(self, losses: dict[str, jax.Array | float]) -> jax.Array | float:
         """Returns the weighted sum of the mean losses."""
-        return sum(self.weights[name] * loss for name, loss in losses.items())
+        return sum(self.weights[name] * losses[f"{name}_loss"] for name in sorted(self.losses))
 
     def sums(
         self,
         model: DistillationModel,
         params: dict,
-        batch: dict[str, jax.Array],
+        batch: Batch,
         dropout: Dropout | None = None,
-    ) -> dict[str, jax.Array]:
-        """Returns sums over a batch, float32: losses, their counts, and correct predictions.
+    ) -> Sums:
+        """Returns the losses over a batch and the masked-LM accuracy, as sums and counts.
 
         `params` has the student's parameters and, under "teacher", the result of `frozen_params`.
         """
@@ -226,7 +292,7 @@ class Distillation:
         teacher = self._teacher_outputs(model, params["teacher"], batch)
         return self.compare(student, jax.lax.stop_gradient(teacher), batch)
 
-    def compare(self, student: dict, teacher: dict, batch: dict) -> dict[str, jax.Array]:
+    def compare(self, student: dict, teacher: dict, batch: Batch) -> Sums:
         """Returns the `sums` for what a student and a teacher return; see `DistillationModel`."""
         found = {}
         if "mlm" in self.losses:
@@ -243,12 +309,9 @@ class Distillation:
             found["attention"] = mean_square(student["attention"], teacher["attention"], 2).sum(0)
         weights, sums = loss_weights(batch), {}
         for name, losses in found.items():
-            sums |= {
-                f"{name}_loss": jnp.sum(losses * weights[name]),
-                f"{name}_count": jnp.sum(weights[name]),
-            }
+            sums[f"{name}_loss"] = jnp.sum(losses * weights[name]), jnp.sum(weights[name])
         if "mlm" in self.losses:
-            sums["mlm_correct"] = jnp.sum(correct * weights["mlm"])
+            sums["mlm_accuracy"] = jnp.sum(correct * weights["mlm"]), sums["mlm_loss"][1]
         return sums
 
     def _teacher_outputs(self, student: DistillationModel, params: dict, batch: dict) -> dict:
@@ -314,6 +377,25 @@ def loss_weights(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     masked = batch["target_weights"]
     of_tokens = dict.fromkeys(("cosine", "hidden", "embeddings"), tokens)
     return {"mlm": masked, "soft": masked, "attention": pairs} | of_tokens
+
+
+def attention_scores(config, params: dict, inputs: jax.Array) -> jax.Array:
+    """Returns attention scores before the softmax, float32 `[layers, B, heads, from, to]`.
+
+    `params` are the stacked parameters of layers, and `inputs`, `[layers, B, L, H]`, the hidden
+    states that they read.
+    """
+    queries_and_keys = architecture_of(config).queries_and_keys
+
+    def scores(params, x):
+        query, key = (
+            y.reshape(*y.shape[:2], config.num_heads, -1)
+            for y in queries_and_keys(gather_data(params, x.dtype), x)
+        )
+        products = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+        return products / math.sqrt(query.shape[-1])
+
+    return jax.vmap(scores)(params, inputs)
 
 
 def cosine(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -7,11 +7,15 @@ import jax
 
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import next_tokens
-from bert_jax.model import pretraining
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.execution import Execution
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.objectives.masked_lm import target_counts, target_sums
+from bert_jax.objectives import Batch, Sums
+from bert_jax.objectives.masked_lm import (
+    PretrainingModel,
+    flops_per_row,
+    target_counts,
+    target_sums,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +25,8 @@ class LeftToRight:
     next_sentence: bool = True
 
     causal: ClassVar[bool] = True
-    main_loss: ClassVar[str] = "next_token"
+    main_loss: ClassVar[str] = "next_token_loss"
+    main_accuracy: ClassVar[str] = "next_token_accuracy"
     rules: ClassVar[tuple] = ()
 
     @staticmethod
@@ -38,39 +43,34 @@ class LeftToRight:
         """Builds the model for an architecture's configuration, which must be causal."""
         return PretrainingModel(config, self.next_sentence, execution)
 
-    def example_batch(self) -> dict[str, jax.Array]:
-        """Returns a batch to initialize the model."""
-        return pretraining.example_batch()
-
-    def prepare(self, rows: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
+    def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks rows; nothing is masked."""
         batch = unpack_rows(rows, causal=True)
         return batch | next_tokens(batch["tokens"], batch["sequence_ids"])
 
-    def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the numbers of targets, at least 1."""
-        return target_counts(batch, self.main_loss, self.next_sentence)
+        return target_counts(batch, "next_token", self.next_sentence)
 
-    @staticmethod
-    def total_loss(losses: dict[str, jax.Array | float]) -> jax.Array | float:
+    def total_loss(self, losses: dict[str, jax.Array | float]) -> jax.Array | float:
         """Returns the sum of the mean losses of tokens and of pairs."""
-        return sum(losses.values())
+        if not self.next_sentence:
+            return losses["next_token_loss"]
+        return losses["next_token_loss"] + losses["nsp_loss"]
 
     def sums(
         self,
         model: PretrainingModel,
         params: dict,
-        batch: dict[str, jax.Array],
+        batch: Batch,
         dropout: Dropout | None = None,
-    ) -> dict[str, jax.Array]:
-        """Returns sums over a batch, float32: losses in nats, correct predictions, counts."""
-        return target_sums(model, params, batch, dropout, self.main_loss)
+    ) -> Sums:
+        """Returns the loss and accuracy of each head over a batch, as sums and counts."""
+        return target_sums(model, params, batch, dropout, "next_token")
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row; the last position has no target."""
-        return pretraining.flops_per_row(
-            config, length, length - 1, max_sequences, self.next_sentence
-        )
+        return flops_per_row(config, length, length - 1, max_sequences, self.next_sentence)
 
 
 Objective = LeftToRight

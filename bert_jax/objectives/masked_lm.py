@@ -8,16 +8,60 @@ import dataclasses
 import math
 from typing import ClassVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking, mask_tokens, row_keys
-from bert_jax.model import pretraining
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
+from bert_jax.model.encoder import Encoder, is_few
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
-from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.objectives import Batch, Sums
+
+
+class PretrainingModel(nn.Module):
+    """Encoder, head for tokens ("mlm"), and head for pairs ("nsp").
+
+    Attributes:
+      config: of the architecture.
+      next_sentence: False: without head for pairs and pooler (section 5.1, "No NSP").
+      execution: how it runs.
+    """
+
+    config: object
+    next_sentence: bool = True
+    execution: Execution = Execution()
+
+    def setup(self):
+        architecture = architecture_of(self.config)
+        self.encoder = Encoder(self.config, self.execution)
+        self.mlm = architecture.LmHead(self.config)
+        if self.next_sentence:
+            self.nsp = architecture.PairHead(self.config)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns float32 logits `[B, K, padded_vocab]` and `[B, S, 2]`, or None without that head.
+
+        The batch has the inputs of `Encoder`, and int32 `target_positions` `[B, K]`, to predict
+        tokens at, and `pooled_positions` `[B, S]`, one for each sequence.
+        """
+        positions = target_positions = batch["target_positions"]
+        if self.next_sentence:
+            positions = jnp.concatenate([positions, batch["pooled_positions"]], axis=1)
+        hidden = self.encoder(batch, dropout, positions)
+        targets, pooled = jnp.split(hidden, [target_positions.shape[1]], axis=1)
+        logits = self.mlm(targets, self.encoder.embeddings.token_embedding)
+        return logits, self.nsp(self.encoder.pool(pooled)) if self.next_sentence else None
+
+    def predict_tokens(self, batch: dict[str, jax.Array], positions: jax.Array) -> jax.Array:
+        """Returns float32 logits `[B, K, padded_vocab]` at int32 `[B, K]` positions."""
+        hidden = self.encoder(batch, positions=positions)
+        return self.mlm(hidden, self.encoder.embeddings.token_embedding)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +77,8 @@ class MaskedLm:
     next_sentence: bool = True
 
     causal: ClassVar[bool] = False
-    main_loss: ClassVar[str] = "mlm"
+    main_loss: ClassVar[str] = "mlm_loss"
+    main_accuracy: ClassVar[str] = "mlm_accuracy"
     rules: ClassVar[tuple] = ()
 
     @staticmethod
@@ -70,72 +115,92 @@ class MaskedLm:
         """Builds the model for an architecture's configuration."""
         return PretrainingModel(config, self.next_sentence, execution)
 
-    def example_batch(self) -> dict[str, jax.Array]:
-        """Returns a batch to initialize the model."""
-        return pretraining.example_batch()
-
-    def prepare(self, rows: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
+    def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows. Masks are a function of (key, row, epoch)."""
         batch = unpack_rows(rows)
         keys = row_keys(key, rows["row_ids"], rows["epochs"], self.masking.repeat_after)
         return batch | mask_tokens(keys, batch["tokens"], batch["sequence_ids"], self.masking)
 
-    def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the numbers of targets, at least 1."""
-        return target_counts(batch, self.main_loss, self.next_sentence)
+        return target_counts(batch, "mlm", self.next_sentence)
 
-    @staticmethod
-    def total_loss(losses: dict[str, jax.Array | float]) -> jax.Array | float:
+    def total_loss(self, losses: dict[str, jax.Array | float]) -> jax.Array | float:
         """Returns the sum of the mean losses of tokens and of pairs."""
-        return sum(losses.values())
+        if not self.next_sentence:
+            return losses["mlm_loss"]
+        return losses["mlm_loss"] + losses["nsp_loss"]
 
     def sums(
         self,
         model: PretrainingModel,
         params: dict,
-        batch: dict[str, jax.Array],
+        batch: Batch,
         dropout: Dropout | None = None,
-    ) -> dict[str, jax.Array]:
-        """Returns sums over a batch, float32: losses in nats, correct predictions, counts."""
-        return target_sums(model, params, batch, dropout, self.main_loss)
+    ) -> Sums:
+        """Returns the loss and accuracy of each head over a batch, as sums and counts."""
+        return target_sums(model, params, batch, dropout, "mlm")
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row."""
         num_targets = self.masking.max_predictions
-        return pretraining.flops_per_row(
-            config, length, num_targets, max_sequences, self.next_sentence
-        )
+        return flops_per_row(config, length, num_targets, max_sequences, self.next_sentence)
 
 
-def target_counts(batch: dict, main_loss: str, next_sentence: bool) -> dict[str, jax.Array]:
+def target_counts(batch: Batch, name: str, next_sentence: bool) -> dict[str, jax.Array]:
     """Returns the number of target tokens, and of pairs with `next_sentence`; at least 1."""
-    counts = {main_loss: jnp.maximum(jnp.sum(batch["target_weights"]), 1)}
+    counts = {f"{name}_loss": jnp.maximum(jnp.sum(batch["target_weights"]), 1)}
     if next_sentence:
-        counts["nsp"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), 1)
+        counts["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), 1)
     return counts
 
 
 def target_sums(
-    model: PretrainingModel, params: dict, batch: dict, dropout: Dropout | None, main_loss: str
-) -> dict[str, jax.Array]:
-    """Returns the sums of `MaskedLm.sums` for the targets of a batch."""
+    model: PretrainingModel, params: dict, batch: Batch, dropout: Dropout | None, name: str
+) -> Sums:
+    """Returns the sums of the head for tokens, called `name`, and of any head for pairs ("nsp")."""
     token_logits, pair_logits = model.apply({"params": params}, batch, dropout)
-    sums = loss_sums(main_loss, token_logits, batch["targets"], batch["target_weights"])
+    sums = loss_sums(name, token_logits, batch["targets"], batch["target_weights"])
     if pair_logits is not None:
         sums |= loss_sums("nsp", pair_logits, batch["nsp_labels"], batch["nsp_weights"])
     return sums
 
 
-def loss_sums(
-    name: str, logits: jax.Array, targets: jax.Array, weights: jax.Array
-) -> dict[str, jax.Array]:
-    """Returns the float32 sums of one loss: its nats, correct predictions and count, by name."""
+def loss_sums(name: str, logits: jax.Array, targets: jax.Array, weights: jax.Array) -> Sums:
+    """Returns the cross-entropy, in nats, and the accuracy of predictions, as sums and counts."""
     losses, correct = cross_entropy(logits, targets)
+    count = jnp.sum(weights)
     return {
-        f"{name}_loss": jnp.sum(losses * weights),
-        f"{name}_correct": jnp.sum(correct * weights),
-        f"{name}_count": jnp.sum(weights),
+        f"{name}_loss": (jnp.sum(losses * weights), count),
+        f"{name}_accuracy": (jnp.sum(correct * weights), count),
     }
+
+
+def example_batch() -> Batch:
+    """Returns the smallest batch of a `PretrainingModel`, to initialize it without an objective."""
+    ids = jnp.zeros((1, 2), jnp.int32)
+    names = "tokens", "segment_ids", "position_ids", "sequence_ids"
+    return dict.fromkeys((*names, "target_positions", "pooled_positions"), ids)
+
+
+def flops_per_row(
+    config, length: int, num_targets: int, max_sequences: int, next_sentence: bool
+) -> float:
+    """Returns the FLOPs of the matrix products of one training step for one row.
+
+    Three passes (forward, gradients of inputs, gradients of weights) with attention over the whole
+    row. What follows attention in the last layer is counted where it is computed.
+    """
+    num_pairs = max_sequences * next_sentence
+    num_outputs = num_targets + num_pairs
+    forward = architecture_of(config).flops_per_row(
+        config,
+        length,
+        num_outputs=num_outputs if is_few(num_outputs, length) else length,
+        num_targets=num_targets,
+        num_pairs=num_pairs,
+    )
+    return 3 * forward
 
 
 Objective = MaskedLm

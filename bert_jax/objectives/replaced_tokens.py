@@ -1,29 +1,178 @@
 """Replaced-token detection: ELECTRA (Clark et al., 2020, sections 2 and 3.1).
 
-A generator predicts masked tokens. In their place the discriminator sees tokens that are sampled
-from these predictions, and classifies every token as original or replaced; a sample that equals
-the original token counts as original. No gradient passes through the samples.
+    masked tokens -> generator, a small masked LM -> logits at the masked positions
+        tokens sampled from these, at the masked positions -> discriminator
+            -> for each position, the logit of "this token was replaced"
+
+A sample that equals the original token counts as original. No gradient passes through the samples.
+Only the discriminator is used afterwards. Unless the generator has embeddings of its own, both read
+the discriminator's, and the generator predicts with them. The parameter tree has them once, under
+`encoder/embeddings`: what `generator/encoder/embeddings` lacks is taken from there whenever the
+generator is applied.
 """
 
 import dataclasses
 import zlib
 from typing import ClassVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.masking import Masking, row_keys
-from bert_jax.model import pretraining
 from bert_jax.model.architecture import architecture_of
+from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
-from bert_jax.model.replaced_tokens import (
-    GeneratorSettings,
-    ReplacedTokenModel,
-    generator_params,
+from bert_jax.model.layers import Dense, activate
+from bert_jax.objectives import Batch, Sums
+from bert_jax.objectives.masked_lm import (
+    MaskedLm,
+    PretrainingModel,
+    example_batch,
+    flops_per_row,
+    loss_sums,
 )
-from bert_jax.objectives.masked_lm import MaskedLm, loss_sums
+
+# As in the released code, which shares what is in its scope "electra/embeddings"; the layer that
+# widens or narrows them for an encoder is each encoder's own.
+SHARED = ("token_embedding", "position_embedding", "segment_embedding", "layer_norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorSettings:
+    """The generator beside a discriminator, and the weight of their losses: `config.generator`.
+
+    Attributes:
+      hidden_fraction: its hidden size, heads and feed-forward size, as a fraction of the
+        discriminator's.
+      num_layers: None: as many as the discriminator.
+      ties_embeddings: whether both share the embeddings named in `SHARED`.
+      discriminator_weight: of the discriminator's loss; the generator's has the weight 1.
+    """
+
+    hidden_fraction: float = 0.25
+    num_layers: int | None = None
+    ties_embeddings: bool = True
+    discriminator_weight: float = 50.0
+
+    def config(self, discriminator: BertConfig) -> BertConfig:
+        """Returns the generator's architecture. Raises ValueError if there is no such generator."""
+        if discriminator.architecture != "bert":
+            raise ValueError(
+                "replaced tokens need model.architecture=bert, whose embeddings may be narrower or "
+                f"wider than the generator, not {discriminator.architecture}"
+            )
+        fraction = self.hidden_fraction
+        if not 0 < fraction <= 1:
+            raise ValueError(
+                f"--config.generator.hidden_fraction={fraction}: expected more than 0 and at most "
+                "1, as a generator is no wider than the discriminator whose embeddings it reads"
+            )
+        hidden_size = round(discriminator.hidden_size * fraction)
+        num_heads = max(round(discriminator.num_heads * fraction), 1)
+        width = discriminator.embedding_size or discriminator.hidden_size
+        is_projected = self.ties_embeddings and width != hidden_size
+        num_layers = discriminator.num_layers if self.num_layers is None else self.num_layers
+        try:
+            return dataclasses.replace(
+                discriminator,
+                hidden_size=hidden_size,
+                num_heads=num_heads,
+                intermediate_size=round(discriminator.intermediate_size * fraction),
+                num_layers=num_layers,
+                embedding_size=width if is_projected else None,
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"--config.generator.hidden_fraction={fraction} and num_layers={num_layers} give "
+                f"no generator for a discriminator of hidden size {discriminator.hidden_size} with "
+                f"{discriminator.num_heads} heads: {error}"
+            ) from None
+
+
+class ReplacedTokenHead(nn.Module):
+    """Predicts of each token whether it was replaced (section 2)."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps hidden states `[B, L, H]` to float32 logits `[B, L]`."""
+        config = self.config
+        x = Dense(config.hidden_size, config.initializer_range, name="dense")(x)
+        x = activate(config.activation, x)
+        initializer = nn.initializers.truncated_normal(config.initializer_range)
+        output = nn.Dense(1, dtype=jnp.float32, kernel_init=initializer, name="output")
+        return output(x)[..., 0]
+
+
+class Discriminator(nn.Module):
+    """Encoder, and head for replaced tokens ("discriminator")."""
+
+    config: BertConfig
+    execution: Execution = Execution()
+
+    def setup(self):
+        self.encoder = Encoder(self.config, self.execution)
+        self.discriminator = ReplacedTokenHead(self.config)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> jax.Array:
+        """Returns float32 logits `[B, L]`, of "replaced"; takes the arguments of `Encoder`."""
+        return self.discriminator(self.encoder(batch, dropout))
+
+
+class ReplacedTokenModel(Discriminator):
+    """What is pre-trained: a discriminator, with the parameters of its generator ("generator").
+
+    The module computes the discriminator; `generator` is the module of the generator, to be applied
+    to `generator_params`.
+
+    Attributes:
+      config: of the discriminator.
+      execution: how both run.
+      settings: of the generator.
+    """
+
+    settings: GeneratorSettings = GeneratorSettings()
+
+    def setup(self):
+        super().setup()
+        if self.is_initializing():
+            self.param("generator", self._init_generator)
+
+    @property
+    def encoders(self) -> dict[str, BertConfig]:
+        """The configuration of each encoder, by its path in the parameters."""
+        return {"encoder": self.config, "generator/encoder": self.settings.config(self.config)}
+
+    @property
+    def generator(self) -> PretrainingModel:
+        """A masked LM without next-sentence head."""
+        config = self.encoders["generator/encoder"]
+        return PretrainingModel(config, False, self.execution, parent=None)
+
+    def _init_generator(self, key: jax.Array) -> dict:
+        params = self.generator.init(key, example_batch())["params"]
+        if not self.settings.ties_embeddings:
+            return params
+        embeddings = params["encoder"]["embeddings"]
+        own = {name: embeddings[name] for name in embeddings if name not in SHARED}
+        layers = {"layers": params["encoder"]["layers"]}
+        return params | {"encoder": layers | ({"embeddings": own} if own else {})}
+
+
+def generator_params(params: dict) -> dict:
+    """Returns all of the generator's parameters, from the ones of `ReplacedTokenModel`."""
+    generator, embeddings = params["generator"], params["encoder"]["embeddings"]
+    shared = {name: embeddings[name] for name in SHARED if name in embeddings}
+    encoder = generator["encoder"]
+    embeddings = shared | encoder.get("embeddings", {})
+    return generator | {"encoder": encoder | {"embeddings": embeddings}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +188,8 @@ class ReplacedTokens:
     generator: GeneratorSettings
 
     causal: ClassVar[bool] = False
-    main_loss: ClassVar[str] = "mlm"  # The generator's: of the two, only it has a perplexity.
+    main_loss: ClassVar[str] = "mlm_loss"  # The generator's: of the two, only it has a perplexity.
+    main_accuracy: ClassVar[str] = "mlm_accuracy"
     rules: ClassVar[tuple] = (
         (r"discriminator/dense/kernel$", P("fsdp", "tensor")),
         (r"discriminator/output/kernel$", P()),
@@ -70,11 +220,7 @@ class ReplacedTokens:
         self.generator.config(config)
         return ReplacedTokenModel(config, execution, self.generator)
 
-    def example_batch(self) -> dict[str, jax.Array]:
-        """Returns a batch to initialize the model."""
-        return pretraining.example_batch()
-
-    def prepare(self, rows: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
+    def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows, as `MaskedLm` does with the same key.
 
         Adds int32 `original_tokens` `[B, L]`, and uint32 `sampling_keys` `[B, words]`: the data of
@@ -88,27 +234,28 @@ class ReplacedTokens:
             "sampling_keys": jax.random.key_data(keys),
         }
 
-    def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the numbers of masked tokens, and of all tokens but padding; at least 1."""
         return {
-            "mlm": jnp.maximum(jnp.sum(batch["target_weights"]), 1),
-            "replaced": jnp.maximum(jnp.sum(batch["sequence_ids"] > 0), 1),
+            "mlm_loss": jnp.maximum(jnp.sum(batch["target_weights"]), 1),
+            "replaced_loss": jnp.maximum(jnp.sum(batch["sequence_ids"] > 0), 1),
         }
 
     def total_loss(self, losses: dict[str, jax.Array | float]) -> jax.Array | float:
         """Returns the generator's mean loss and the weighted one of the discriminator."""
-        return losses["mlm"] + self.generator.discriminator_weight * losses["replaced"]
+        weight = self.generator.discriminator_weight
+        return losses["mlm_loss"] + weight * losses["replaced_loss"]
 
     def sums(
         self,
         model: ReplacedTokenModel,
         params: dict,
-        batch: dict[str, jax.Array],
+        batch: Batch,
         dropout: Dropout | None = None,
-    ) -> dict[str, jax.Array]:
-        """Returns sums over a batch, float32: losses in nats, correct predictions, counts.
+    ) -> Sums:
+        """Returns the loss and accuracy of both models over a batch, as sums and counts.
 
-        For the discriminator ("replaced") also those for precision and recall of replaced tokens.
+        For the discriminator ("replaced") also precision and recall of replaced tokens.
         """
         # At a place of its own, so that the two encoders do not drop the same elements.
         generator_dropout = dropout and dropout.at_place("generator")
@@ -119,14 +266,14 @@ class ReplacedTokens:
         sums = self.model_sums(model, params, batch, is_replaced, dropout)
         return loss_sums("mlm", token_logits, batch["targets"], batch["target_weights"]) | sums
 
-    def model_sums(self, model, params, batch, is_replaced, dropout) -> dict[str, jax.Array]:
+    def model_sums(self, model, params, batch, is_replaced, dropout) -> Sums:
         """Returns the sums of the discriminator on the rows that the generator made."""
         logits = model.apply({"params": params}, batch, dropout)
         return discriminator_sums(logits, is_replaced, batch)
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row: of generator and discriminator."""
-        generator = pretraining.flops_per_row(
+        generator = flops_per_row(
             self.generator.config(config),
             length,
             self.masking.max_predictions,
@@ -151,9 +298,7 @@ def sample_tokens(sampling_keys: jax.Array, logits: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.categorical)(keys, jax.lax.stop_gradient(logits))
 
 
-def replace_tokens(
-    batch: dict[str, jax.Array], samples: jax.Array
-) -> tuple[dict[str, jax.Array], jax.Array]:
+def replace_tokens(batch: Batch, samples: jax.Array) -> tuple[Batch, jax.Array]:
     """Returns the batch with samples, int32 `[B, K]`, in place of what was masked.
 
     Also returns bool `[B, L]`: which tokens are not the original ones.
@@ -167,9 +312,7 @@ def replace_tokens(
     return batch | {"tokens": tokens}, tokens != original
 
 
-def discriminator_sums(
-    logits: jax.Array, is_replaced: jax.Array, batch: dict[str, jax.Array]
-) -> dict[str, jax.Array]:
+def discriminator_sums(logits: jax.Array, is_replaced: jax.Array, batch: Batch) -> Sums:
     """Returns the sums of the discriminator's logits `[B, L]`, over all tokens but padding.
 
     [CLS] and [SEP] count, as in the released code.
@@ -177,15 +320,12 @@ def discriminator_sums(
     weights = (batch["sequence_ids"] > 0).astype(jnp.float32)
     losses = jax.nn.softplus(logits) - logits * is_replaced
     is_found = logits > 0
-    hits = jnp.sum(weights * (is_found & is_replaced))
+    count, hits = jnp.sum(weights), jnp.sum(weights * (is_found & is_replaced))
     return {
-        "replaced_loss": jnp.sum(losses * weights),
-        "replaced_correct": jnp.sum((is_found == is_replaced) * weights),
-        "replaced_count": jnp.sum(weights),
-        "replaced_recall_hits": hits,
-        "replaced_recall_count": jnp.sum(weights * is_replaced),
-        "replaced_precision_hits": hits,
-        "replaced_precision_count": jnp.sum(weights * is_found),
+        "replaced_loss": (jnp.sum(losses * weights), count),
+        "replaced_accuracy": (jnp.sum((is_found == is_replaced) * weights), count),
+        "replaced_recall": (hits, jnp.sum(weights * is_replaced)),
+        "replaced_precision": (hits, jnp.sum(weights * is_found)),
     }
 
 

@@ -12,22 +12,17 @@ import re
 import types
 
 import jax
-import numpy as np
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from bert_corpus.config import CorpusConfig
-from bert_jax.data.packing import row_dtype
+from bert_jax.data.batches import abstract_rows
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.config import BertConfig
+from bert_jax.objectives import Objective, find_objective, learns_from_teacher
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tpu.chips import CHIPS, Chip, parse_topology
-from bert_jax.training.pretrain_setup import (
-    Phase,
-    PretrainSetup,
-    find_objective,
-    plan_phase,
-)
+from bert_jax.training.pretrain_setup import Phase, PretrainSetup, plan_phase
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
 from bert_jax.training.teacher import abstract_frozen
@@ -102,15 +97,16 @@ def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
     short, long = (
         types.SimpleNamespace(max_seq_length=n, max_sequences=max_sequences) for n in lengths
     )
-    first = plan_phase(config, False, short, None, 0)
-    phases = first, plan_phase(config, True, long, None, first.stop)
+    objective_class = find_objective(config.objective)
+    first = plan_phase(config, objective_class, False, short, None, 0)
+    phases = first, plan_phase(config, objective_class, True, long, None, first.stop)
     return [phase for phase in phases if phase.num_steps]
 
 
 def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], str]:
     """Compiles the update step of a phase, as `compile_program` does."""
     state = setup.abstract_state
-    batch = abstract_batch(phase, batch_sharding(setup.mesh))
+    batch = abstract_rows(phase.train, phase.batch_size, batch_sharding(setup.mesh))
     update_step = make_pretrain_step(
         setup.model,
         setup.optimizer,
@@ -128,12 +124,12 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
     return hbm, hlo
 
 
-def assumed_teacher(config: ConfigDict) -> dict | None:
+def assumed_teacher(config: ConfigDict, objective_class: type[Objective]) -> dict | None:
     """Returns the settings of the teacher that a report assumes, as it reads no weights.
 
     It is BERT of `config.model.size`, whose fields the student overrides; None without a teacher.
     """
-    if not hasattr(find_objective(config), "with_teacher"):
+    if not learns_from_teacher(objective_class):
         return None
     modules = ["encoder/embeddings", "encoder/layers", "mlm"]
     teacher = BertConfig.named(config.model.size or "base")
@@ -167,17 +163,6 @@ def compile_program(update_step, state: TrainState, batch, *rest) -> tuple[dict[
         "code": memory.generated_code_size_in_bytes,
     }
     return hbm, compiled.as_text()
-
-
-def abstract_batch(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes, dtypes and shardings of a global batch from `data.batches`."""
-    row = row_dtype(phase.train.max_seq_length, phase.train.max_sequences)
-    fields = {name: row[name] for name in row.names}
-    fields |= dict.fromkeys(("row_ids", "epochs"), np.dtype(np.uint32))
-    return {
-        name: jax.ShapeDtypeStruct((phase.batch_size, *field.shape), field.base, sharding=sharding)
-        for name, field in fields.items()
-    }
 
 
 def bytes_per_device(tree) -> int:

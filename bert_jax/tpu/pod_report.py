@@ -41,7 +41,7 @@ def report(
     the first phase to `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
     """
     chip, devices = compilation.describe_topology(topology)
-    teacher = compilation.assumed_teacher(config)
+    teacher = compilation.assumed_teacher(config, phases[0].objective_class)
     setup = setup_pretraining(config, phases, tokenizer, devices, teacher_settings=teacher)
     figures = []
     for phase in phases:

@@ -32,9 +32,9 @@ def progress_bar(first_step: int, num_steps: int) -> tqdm.tqdm:
     return tqdm.tqdm(total=num_steps, initial=first_step, **options)
 
 
-def show(progress: tqdm.tqdm, values: dict[str, float], main_loss: str) -> None:
+def show(progress: tqdm.tqdm, values: dict[str, float], main_accuracy: str) -> None:
     """Shows the most important of a step's metrics beside the progress bar."""
-    names = ("train/loss", f"train/{main_loss}_accuracy", "rows_per_second", "mfu")
+    names = ("train/loss", f"train/{main_accuracy}", "rows_per_second", "mfu")
     shown = {name.removeprefix("train/"): values[name] for name in names if name in values}
     progress.set_postfix(shown)
 

@@ -14,9 +14,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.families import check_positions
+from bert_jax.data.batches import abstract_rows
 from bert_jax.data.rows import Rows
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.execution import Execution
+from bert_jax.objectives import Objective, find_objective
 from bert_jax.parts import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
@@ -34,6 +36,8 @@ EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))
 class Phase:
     """The steps [start, stop), on rows of one length; `is_long`: of `config.long_phase`.
 
+    `objective_class` is the run's `Objective`, the same in all phases.
+
     To compile a step, `train` needs only `max_seq_length` and `max_sequences`, and `heldout` may
     be None.
     """
@@ -44,6 +48,7 @@ class Phase:
     stop: int
     batch_size: int
     max_predictions: int
+    objective_class: type[Objective]
     is_long: bool = False
 
     @property
@@ -71,7 +76,7 @@ class PretrainSetup:
     shardings: TrainState
     teacher_settings: Mapping | None = None
 
-    def objective(self, phase: Phase):
+    def objective(self, phase: Phase) -> Objective:
         """Returns the objective of a phase: how its rows become a batch, and its losses."""
         return build_objective(self.config, self.tokenizer, phase, self.teacher_settings)
 
@@ -118,7 +123,7 @@ def setup_pretraining(
     )
     # Some models have padding beyond the ids of their tokenizer.
     vocab_size = max([tokenizer.vocab_size, *(x.vocab_size for x in (source, teacher) if x)])
-    architecture = model_config(config, vocab_size, source)
+    architecture = model_config(config, vocab_size, source, causal=objective.causal)
     check_lengths(phases, architecture, teacher)
     model = objective.make_model(architecture, model_execution(config))
     mesh = make_mesh(**config.mesh, devices=devices)
@@ -135,9 +140,9 @@ def setup_pretraining(
         beta2=config.beta2,
         epsilon=config.epsilon,
     )
-    init = functools.partial(
-        init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
-    )
+    rows = abstract_rows(phases[0].train, num_rows=1)
+    batch = jax.eval_shape(objective.prepare, rows, jax.random.key(config.seed))
+    init = functools.partial(init_state, model=model, optimizer=optimizer, batch=batch)
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
     rules = (*objective.rules, *architecture_of(architecture).RULES)
     shardings = infer_shardings(shapes, mesh, rules)
@@ -161,22 +166,14 @@ def setup_pretraining(
     return setup
 
 
-def find_objective(config: ConfigDict):
-    """Returns the `Objective` that `config.objective` names. Raises ValueError."""
-    try:
-        return import_part("bert_jax.objectives", config.objective, "Objective").Objective
-    except ValueError as error:
-        raise ValueError(f"--config.objective={config.objective}: {error}") from None
-
-
 def build_objective(
     config: ConfigDict,
     tokenizer: Tokenizer,
     phase: Phase,
     teacher_settings: Mapping | None = None,
-):
+) -> Objective:
     """Builds the objective of a phase, with its teacher if it has one. Raises ValueError."""
-    objective = find_objective(config).from_config(config, tokenizer, phase.max_predictions)
+    objective = phase.objective_class.from_config(config, tokenizer, phase.max_predictions)
     return objective.with_teacher(teacher_settings) if teacher_settings else objective
 
 
@@ -216,11 +213,11 @@ def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
     return optax.join_schedules([first, second], [num_steps])
 
 
-def model_config(config: ConfigDict, vocab_size: int, source=None):
+def model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bool = False):
     """Returns the architecture of `config.model`; fields of None follow the size or the weights.
 
-    `source` is the architecture of the weights to start from, or None. Raises ValueError for an
-    invalid field, or one that contradicts them.
+    `causal` is the objective's. `source` is the architecture of the weights to start from, or None.
+    Raises ValueError for an invalid field, or one that contradicts them.
     """
     given = {name: value for name, value in config.model.items() if value is not None}
     fields = {name: value for name, value in given.items() if name not in EXECUTION_FIELDS}
@@ -247,8 +244,7 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
         fix = "set --config.init_from=DIR, the weights to start from, or"
         fix = "this tool does not read the weights:" if config.init_from else fix
         raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
-    objective = find_objective(config)
-    if source and objective.causal != source.causal:
+    if source and causal != source.causal:
         trained = "left_to_right" if source.causal else "masked_lm"
         raise ValueError(
             f"objective is {config.objective}, but the weights in {config.init_from} were trained "
@@ -264,7 +260,7 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
             message = f"model.{field} is {value}, but {stored} in {config.init_from}"
             fix = f"set --config.model.{field}={stored}"
             raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py")
-    fields |= {"vocab_size": vocab_size, "causal": objective.causal}
+    fields |= {"vocab_size": vocab_size, "causal": causal}
     return dataclasses.replace(source, **fields) if source else config_class(**fields)
 
 
@@ -277,6 +273,7 @@ def model_execution(config: ConfigDict) -> Execution:
 def open_phases(config: ConfigDict) -> list[Phase]:
     """Opens the corpora of all phases with steps. Raises ValueError or CorpusError."""
     phases, start = [], 0
+    objective_class = find_objective(config.objective)
     for prefix, settings in (("", config), ("long_phase.", config.long_phase)):
         if not settings.num_steps:
             continue
@@ -287,7 +284,8 @@ def open_phases(config: ConfigDict) -> list[Phase]:
                 "this phase"
             )
         rows = Rows(settings.corpus, "train", config.seed)
-        phase = plan_phase(config, bool(prefix), rows, Rows(settings.corpus, "heldout"), start)
+        heldout = Rows(settings.corpus, "heldout")
+        phase = plan_phase(config, objective_class, bool(prefix), rows, heldout, start)
         labels = rows.manifest["splits"]["train"]["nsp_labels"]
         if config.next_sentence and not any(labels.values()):
             raise ValueError(
@@ -317,12 +315,19 @@ def open_phases(config: ConfigDict) -> list[Phase]:
     return phases
 
 
-def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, start: int) -> Phase:
+def plan_phase(
+    config: ConfigDict,
+    objective_class: type[Objective],
+    is_long: bool,
+    rows,
+    heldout: Rows | None,
+    start: int,
+) -> Phase:
     """Returns the first or (`is_long`) the long phase of `config`, beginning at step `start`."""
     settings = config.long_phase if is_long else config
-    objective, given = find_objective(config), settings.max_predictions
+    given = settings.max_predictions
     try:
-        max_predictions = objective.max_predictions(config, given, rows.max_seq_length)
+        max_predictions = objective_class.max_predictions(config, given, rows.max_seq_length)
     except ValueError as error:
         name = "long_phase.max_predictions" if is_long else "max_predictions"
         raise ValueError(f"--config.{name}={given}: {error}") from None
@@ -334,6 +339,7 @@ def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, st
         stop=stop,
         batch_size=settings.batch_size,
         max_predictions=max_predictions,
+        objective_class=objective_class,
         is_long=is_long,
     )
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import num_stacked_layers
 from bert_jax.model.execution import StepParameters
+from bert_jax.objectives import Batch, Objective, Sums
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.compiler_options import (
     compiler_options,
@@ -29,7 +30,7 @@ def make_pretrain_step(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     shardings: TrainState,
-    objective,
+    objective: Objective,
     *,
     seed: int,
     num_microbatches: int = 1,
@@ -37,9 +38,9 @@ def make_pretrain_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted (state, rows, frozen=None) -> (state, metrics), which donates the state.
 
-    The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective` (see
-    `bert_jax/objectives`). The loss is its total of several, each a mean over the global batch,
-    whatever the number of devices and microbatches. Masks are a function of (seed, row, epoch),
+    The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective`. The
+    loss is its total of several, each a mean over the global batch, whatever the number of devices
+    and microbatches. Masks are a function of (seed, row, epoch),
     dropout of (seed, step, index of the row in the batch): a resumed run draws what an
     uninterrupted one would have drawn, on any mesh.
 
@@ -98,7 +99,7 @@ def accumulate_gradients(model, objective, num_microbatches, params, batch, coun
     def loss_fn(params, batch):
         dropout = step_dropout(model.config, batch, key)
         sums = objective.sums(model, params | frozen, batch, dropout)
-        losses = {name: sums[f"{name}_loss"] / counts[name] for name in counts}
+        losses = {name: sums[name][0] / counts[name] for name in counts}
         return objective.total_loss(losses), sums
 
     def value_and_gradients(batch):
@@ -127,8 +128,8 @@ def step_dropout(config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout
 
 
 def make_eval_step(
-    model: nn.Module, mesh: Mesh, objective, *, seed: int
-) -> Callable[..., dict[str, jax.Array]]:
+    model: nn.Module, mesh: Mesh, objective: Objective, *, seed: int
+) -> Callable[..., Sums]:
     """Builds the jitted (params, rows, frozen=None) -> sums of the objective.
 
     Masks are a function of (seed, row); `frozen` is as in `make_pretrain_step`.
@@ -151,17 +152,20 @@ def init_state(
     key: jax.Array,
     model: nn.Module,
     optimizer: optax.GradientTransformation,
-    example_batch: dict[str, jax.Array],
+    batch: dict[str, jax.ShapeDtypeStruct],
     pretrained: Mapping | None = None,
 ) -> TrainState:
-    """Returns a fresh state at step 0, with any `pretrained` parameters; to be jitted."""
-    params = model.init(key, example_batch)["params"]
+    """Returns a fresh state at step 0, with any `pretrained` parameters; to be jitted.
+
+    `batch` has the shapes and dtypes of any batch that the model takes.
+    """
+    params = model.lazy_init(key, batch)["params"]
     if pretrained:
         params |= pretrained | {"encoder": params["encoder"] | pretrained["encoder"]}
     return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
 
 
-def prepare_batch(objective, mesh: Mesh, rows: dict, key: jax.Array) -> dict[str, jax.Array]:
+def prepare_batch(objective: Objective, mesh: Mesh, rows: Batch, key: jax.Array) -> Batch:
     """Runs `objective.prepare` on each device's own rows: a sort would otherwise gather them."""
     return jax.shard_map(
         objective.prepare,
@@ -170,24 +174,3 @@ def prepare_batch(objective, mesh: Mesh, rows: dict, key: jax.Array) -> dict[str
         out_specs=BATCH_SPEC,
         check_vma=False,
     )(rows, key)
-
-
-def mean_metrics(sums: dict) -> dict[str, float]:
-    """Returns mean losses (nats), accuracies and other ratios; 0, not NaN, without targets.
-
-    `x_loss`, `x_correct` and `x_hits` are divided by `x_count`; the last gives the ratio `x`.
-    """
-    result = {}
-    for task in (name.removesuffix("_count") for name in sums if name.endswith("_count")):
-        count = float(sums[f"{task}_count"]) or 1.0
-        for kind, metric in (("_loss", "_loss"), ("_correct", "_accuracy"), ("_hits", "")):
-            if f"{task}{kind}" in sums:
-                result[f"{task}{metric}"] = float(sums[f"{task}{kind}"]) / count
-    return result
-
-
-def mean_losses(means: dict[str, float]) -> dict[str, float]:
-    """Returns the losses of `mean_metrics` by the names that `objective.total_loss` expects."""
-    return {
-        name.removesuffix("_loss"): value for name, value in means.items() if name.endswith("_loss")
-    }

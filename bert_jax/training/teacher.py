@@ -7,12 +7,15 @@ from ml_collections import ConfigDict
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.model.architecture import architecture_of, config_from_settings
+from bert_jax.objectives import Objective, learns_from_teacher
 from bert_jax.sharding.rules import infer_shardings, with_shardings
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.pretrain_setup import Phase, PretrainSetup, find_objective
+from bert_jax.training.pretrain_setup import Phase, PretrainSetup
 
 
-def read_teacher(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
+def read_teacher(
+    config: ConfigDict, objective_class: type[Objective], tokenizer: Tokenizer
+) -> LoadedModel | None:
     """Reads `config.distillation.teacher`, if given. Raises ValueError if it cannot teach."""
     directory, layers = config.distillation.teacher, config.distillation.init_layers
     if layers and not directory:
@@ -22,7 +25,7 @@ def read_teacher(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None
         )
     if not directory:
         return None
-    if not hasattr(find_objective(config), "with_teacher"):
+    if not learns_from_teacher(objective_class):
         fix = "set --config.objective=distillation, or leave the teacher out"
         raise ValueError(
             f"--config.distillation.teacher={directory}: objective {config.objective} does not "

@@ -56,7 +56,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def generator_config() -> ConfigDict:
-    """Returns the fields of `bert_jax.model.replaced_tokens.GeneratorSettings`."""
+    """Returns the fields of `bert_jax.objectives.replaced_tokens.GeneratorSettings`."""
     generator = ConfigDict()
     # Hidden size, heads and feed-forward size of the generator, relative to the discriminator.
     generator.hidden_fraction = 0.25

@@ -34,7 +34,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.errors import CheckpointError
 from bert_jax.inference import load
 from bert_jax.model.config import BertConfig
-from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.tokenization import tokenizer_from_bytes
 from tests.helpers import (
     CONFIG,

@@ -11,8 +11,9 @@ import pytest
 from bert_jax.data.masking import Masking
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
-from bert_jax.model.replaced_tokens import GeneratorSettings
-from bert_jax.training.pretrain_step import mean_metrics
+from bert_jax.objectives import mean_metrics
+from bert_jax.objectives.masked_lm import example_batch
+from bert_jax.objectives.replaced_tokens import GeneratorSettings
 
 CONFIG = BertConfig(60, 16, 1, 2, 32, max_position_embeddings=12, dropout_rate=0.0)
 MASKING = Masking((0, 2, 3, 4), 4, 60, np.ones(60, bool), max_predictions=2)
@@ -35,7 +36,7 @@ def test_loss_equals_the_mixture_in_float64():
 
 def test_all_tokens_have_a_loss_and_the_generator_its_own():
     model = OBJECTIVE.make_model(CONFIG, Execution())
-    params = jax.jit(model.init)(jax.random.key(0), OBJECTIVE.example_batch())["params"]
+    params = jax.jit(model.init)(jax.random.key(0), example_batch())["params"]
     assert set(params) == {"encoder", "mlm", "discriminator", "generator"}
     tokens = np.random.default_rng(0).integers(5, 60, (3, 12))
     bounds = np.broadcast_to(np.array([[[0, 10, 10]]]), (3, 1, 3))
@@ -47,7 +48,7 @@ def test_all_tokens_have_a_loss_and_the_generator_its_own():
         return OBJECTIVE.sums(model, params, OBJECTIVE.prepare(rows, jax.random.key(0)))
 
     scores = mean_metrics(totals := sums(params))
-    assert totals["replaced_count"] == 30 and totals["mlm_count"] == 6
+    assert totals["replaced_loss"][1] == 30 and totals["mlm_loss"][1] == 6
     # Before training, the probability of copying is one half.
     assert scores["mlm_loss"] == pytest.approx(np.log(60), rel=0.05)
     copied = 1 - float(mean_metrics(totals)["replaced_loss"]) / np.log(60)

@@ -21,7 +21,7 @@ from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import make_model
-from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.objectives.masked_lm import PretrainingModel
 
 PATH = pathlib.Path(__file__).with_name("families.npz")
 LENGTHS, LENGTH = (11, 4, 9), 11

@@ -20,8 +20,7 @@ from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import gather_positions
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.objectives.masked_lm import target_sums
+from bert_jax.objectives.masked_lm import PretrainingModel, target_sums
 
 PATH = pathlib.Path(__file__).with_name("model.npz")
 CONFIG = BertConfig(
@@ -161,7 +160,7 @@ def _outputs(config, execution, params, batch):
 
     def loss_fn(params):
         sums = target_sums(model, params, batch, None, "mlm")
-        return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
+        return sum(loss / count for loss, count in (sums["mlm_loss"], sums["nsp_loss"]))
 
     hidden, pooled = model.apply(variables, batch, method=hidden_and_pooled)
     mlm_logits, nsp_logits = model.apply(variables, everywhere)

@@ -17,8 +17,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, Dropout, HiddenDropout, attention_dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
-from bert_jax.model.pretraining import PretrainingModel, example_batch
-from bert_jax.objectives.masked_lm import target_sums
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, target_sums
 from bert_jax.training.pretrain_step import step_dropout
 from tests.golden import make_model as golden
 

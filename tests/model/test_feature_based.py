@@ -21,7 +21,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
 from bert_jax.model.heads import FEATURE_BASED, TAGGING
-from bert_jax.model.pretraining import example_batch
+from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.tasks import tagging
 from bert_jax.tasks import tagging as task
 from bert_jax.tokenization import load_tokenizer

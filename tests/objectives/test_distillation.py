@@ -21,12 +21,10 @@ from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
-from bert_jax.model.distillation import DistillationModel
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
-from bert_jax.model.pretraining import PretrainingModel, example_batch
-from bert_jax.objectives.distillation import Distillation
-from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.objectives.distillation import Distillation, DistillationModel
+from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel, example_batch
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
 from bert_jax.tokenization import load_tokenizer
@@ -123,10 +121,13 @@ def mean_losses(objective, batch) -> dict[str, float]:
     params |= frozen_params(make_objective())
     sums = jitted_sums(objective, model)(params, batch)
     counts = objective.counts(batch)
-    assert set(counts) == set(objective.losses)
+    assert set(counts) == {f"{name}_loss" for name in objective.losses}
     for name, count in counts.items():
-        assert float(sums[f"{name}_count"]) == float(count)
-    return {name: float(sums[f"{name}_loss"] / counts[name]) for name in counts}
+        assert float(sums[name][1]) == float(count)
+    return {
+        name: float(sums[f"{name}_loss"][0] / counts[f"{name}_loss"])
+        for name in sorted(objective.losses)
+    }
 
 
 def log_softmax(x):
@@ -176,10 +177,11 @@ def test_losses_equal_float64():
                     one, other = (each["attention"][layer, row, :, token, seen] for each in (x, y))
                     sums["attention"] += ((one - other) ** 2).mean()
     for name in LOSSES:
-        assert float(found[f"{name}_loss"]) == pytest.approx(sums[name], rel=1e-6), name
-        assert found[f"{name}_count"] == counts[name] == objective.counts(batch)[name]
-    losses = {name: sums[name] / counts[name] for name in LOSSES}
-    expected = sum(WEIGHTS[name] * losses[name] for name in LOSSES)
+        total, count = found[f"{name}_loss"]
+        assert float(total) == pytest.approx(sums[name], rel=1e-6), name
+        assert count == counts[name] == objective.counts(batch)[f"{name}_loss"]
+    losses = {f"{name}_loss": sums[name] / counts[name] for name in LOSSES}
+    expected = sum(WEIGHTS[name] * losses[f"{name}_loss"] for name in LOSSES)
     assert objective.total_loss(losses) == pytest.approx(expected, rel=1e-12)
 
 
@@ -251,7 +253,7 @@ def test_student_with_all_layers_of_its_teacher_has_no_loss():
 
     def total(params):
         sums = objective.sums(model, params, batch)
-        return sums["soft_loss"] + sums["cosine_loss"]
+        return sums["soft_loss"][0] + sums["cosine_loss"][0]
 
     frozen = frozen_params(objective)
     assert abs(total(params | frozen)) < 1e-5
@@ -389,7 +391,7 @@ def test_teacher_is_neither_in_the_state_nor_in_the_program(given):
     config = configure(write("plain"), distillation__init_layers=(1, 3))
     phases = open_phases(config)
     tokenizer = phases[0].train.tokenizer
-    teacher = read_teacher(config, tokenizer)
+    teacher = read_teacher(config, Distillation, tokenizer)
     setup = setup_pretraining(config, phases, tokenizer, teacher_settings=teacher.settings)
     names = "/".join(
         jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(setup.abstract_state)

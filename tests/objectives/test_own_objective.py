@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 import bert_jax
 from bert_jax import pretrain
 from bert_jax.data.features import unpack_rows
-from bert_jax.model import pretraining
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
@@ -42,7 +41,8 @@ class WasShuffled:
     """Predicts which tokens were replaced by their left neighbor."""
 
     causal: ClassVar[bool] = False
-    main_loss: ClassVar[str] = "shuffled"
+    main_loss: ClassVar[str] = "shuffled_loss"
+    main_accuracy: ClassVar[str] = "shuffled_accuracy"
     rules: ClassVar[tuple] = ((r"shuffled/kernel$", P()), (r"shuffled/bias$", P("tensor")))
 
     @staticmethod
@@ -56,9 +56,6 @@ class WasShuffled:
     def make_model(self, config, execution):
         return ShuffleModel(config, execution)
 
-    def example_batch(self):
-        return pretraining.example_batch()
-
     def prepare(self, rows, key):
         batch = unpack_rows(rows)
         is_replaced = jax.random.bernoulli(key, 0.3, batch["tokens"].shape)
@@ -67,18 +64,18 @@ class WasShuffled:
         return batch | {"tokens": tokens, "replaced": is_replaced, "weights": weights}
 
     def counts(self, batch):
-        return {"shuffled": jnp.sum(batch["weights"])}
+        return {"shuffled_loss": jnp.sum(batch["weights"])}
 
     def total_loss(self, losses):
-        return losses["shuffled"]
+        return losses["shuffled_loss"]
 
     def sums(self, model, params, batch, dropout=None):
         logits = model.apply({"params": params}, batch, dropout)
         losses, correct = cross_entropy(logits, batch["replaced"].astype(jnp.int32))
+        count = jnp.sum(batch["weights"])
         return {
-            "shuffled_loss": jnp.sum(losses * batch["weights"]),
-            "shuffled_correct": jnp.sum(correct * batch["weights"]),
-            "shuffled_count": jnp.sum(batch["weights"]),
+            "shuffled_loss": (jnp.sum(losses * batch["weights"]), count),
+            "shuffled_accuracy": (jnp.sum(correct * batch["weights"]), count),
         }
 
     def flops_per_row(self, config, length, max_sequences):

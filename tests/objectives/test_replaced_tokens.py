@@ -23,19 +23,18 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.execution import Execution
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.model.replaced_tokens import (
+from bert_jax.objectives import mean_metrics, replaced_tokens
+from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel, example_batch
+from bert_jax.objectives.replaced_tokens import (
     GeneratorSettings,
     ReplacedTokenModel,
+    ReplacedTokens,
     generator_params,
 )
-from bert_jax.objectives import replaced_tokens
-from bert_jax.objectives.masked_lm import MaskedLm
-from bert_jax.objectives.replaced_tokens import ReplacedTokens
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
 from bert_jax.training.metrics import perplexity
-from bert_jax.training.pretrain_step import make_pretrain_step, mean_metrics
+from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
 from tests.helpers import build_small_corpus, saved_params, write_vocabulary
 
@@ -89,7 +88,7 @@ prepare = jax.jit(OBJECTIVE.prepare)
 def make_model(config=CONFIG, objective=OBJECTIVE, execution=Execution()):
     """Returns a model and random parameters."""
     model = objective.make_model(config, execution)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), objective.example_batch())["params"]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), example_batch())["params"]
     rng, scale = np.random.default_rng(0), config.initializer_range
     params = {
         path: rng.normal(path[-1] == "scale", scale, leaf.shape).astype(np.float32)
@@ -134,7 +133,7 @@ def test_losses_equal_formulas_in_float64():
     assert scores["mlm_loss"] == pytest.approx(np.mean(mlm), rel=1e-6)
     assert scores["replaced_loss"] == pytest.approx(np.mean(losses), rel=1e-6)
     counts = OBJECTIVE.counts(batch)
-    total = OBJECTIVE.total_loss({name: sums[f"{name}_loss"] / counts[name] for name in counts})
+    total = OBJECTIVE.total_loss({name: sums[name][0] / counts[name] for name in counts})
     assert float(total) == pytest.approx(np.mean(mlm) + 50 * np.mean(losses), rel=1e-6)
     assert scores["replaced_accuracy"] == pytest.approx(np.mean((found == labels)[is_real]))
     assert scores["replaced_recall"] == pytest.approx(np.mean(found[labels == 1]))
@@ -197,7 +196,7 @@ def test_gradients_of_both_losses_reach_the_shared_embeddings_and_no_other():
     batch = prepare(random_rows(5), jax.random.key(0))
 
     def gradients(name):
-        loss = jax.grad(lambda params: OBJECTIVE.sums(model, params, batch)[f"{name}_loss"])
+        loss = jax.grad(lambda params: OBJECTIVE.sums(model, params, batch)[name][0])
         flat = flax.traverse_util.flatten_dict(jax.jit(loss)(params), sep="/")
         # The biases of keys have no effect.
         return {path for path, leaf in flat.items() if np.any(leaf) and "key/bias" not in path}
@@ -207,9 +206,9 @@ def test_gradients_of_both_losses_reach_the_shared_embeddings_and_no_other():
     shared = {path for path in shared if "projection" not in path}
     assert len(shared) == 5
     of_generator = {path for path in everything if path.startswith("generator/")}
-    assert gradients("mlm") == shared | of_generator
+    assert gradients("mlm_loss") == shared | of_generator
     # Nothing passes through the samples.
-    assert gradients("replaced") == everything - of_generator
+    assert gradients("replaced_loss") == everything - of_generator
 
 
 def test_generator_and_discriminator_drop_other_elements(monkeypatch):
@@ -289,11 +288,8 @@ def test_packed_equals_unpacked(monkeypatch):
     batch["sampling_keys"] = samples
 
     def loss(params, batch):
-        means = mean_losses(OBJECTIVE.sums(model, params, batch))
-        return OBJECTIVE.total_loss(means)
-
-    def mean_losses(sums):
-        return {name: sums[f"{name}_loss"] / sums[f"{name}_count"] for name in ("mlm", "replaced")}
+        sums = OBJECTIVE.sums(model, params, batch)
+        return OBJECTIVE.total_loss({name: total / count for name, (total, count) in sums.items()})
 
     loss_and_gradients = jax.jit(jax.value_and_grad(loss))
     values, gradients = loss_and_gradients(params, batch)

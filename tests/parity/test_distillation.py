@@ -15,8 +15,9 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.distillation import Distillation
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.tokenization import load_tokenizer
 from tests.helpers import batch_of_row, build_small_corpus
 
@@ -43,7 +44,7 @@ def test_losses_of_distilbert_equal_torch():
         "target_weights": (np.arange(5) < np.array([[5], [2], [3]])).astype(np.float32),
     }
     sums = objective.compare(student, teacher, batch)
-    losses = {name: float(sums[f"{name}_loss"] / sums[f"{name}_count"]) for name in weights}
+    losses = {name: float(mean_metrics(sums)[f"{name}_loss"]) for name in weights}
 
     masked, real = batch["target_weights"] > 0, batch["sequence_ids"] > 0
     x, y = (torch.tensor(each["soft"][masked]) / 2 for each in (student, teacher))

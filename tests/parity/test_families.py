@@ -18,9 +18,8 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.layers import cross_entropy
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.model.replaced_tokens import Discriminator
-from bert_jax.objectives.replaced_tokens import discriminator_sums
+from bert_jax.objectives.masked_lm import PretrainingModel
+from bert_jax.objectives.replaced_tokens import Discriminator, discriminator_sums
 from bert_jax.tokenizers.export import transformers_files
 from tests.helpers import train_bpe
 
@@ -170,8 +169,8 @@ def our_loss(head: dict | None, outputs: jax.Array, rows: dict, labels: np.ndarr
     weights = labels >= 0
     if outputs.ndim == labels.ndim and head is None:  # Whether each token was replaced.
         batch = unpack_rows(rows)
-        sums = discriminator_sums(outputs, jnp.asarray(labels == 1), batch)
-        return sums["replaced_loss"] / sums["replaced_count"]
+        loss, count = discriminator_sums(outputs, jnp.asarray(labels == 1), batch)["replaced_loss"]
+        return loss / count
     if head is None:
         losses, _ = cross_entropy(outputs, jnp.asarray(labels))
     else:

@@ -9,8 +9,8 @@ import pytest
 from bert_jax.checkpoints.read import read_model
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.encoder import EncoderModel
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.model.replaced_tokens import Discriminator
+from bert_jax.objectives.masked_lm import PretrainingModel
+from bert_jax.objectives.replaced_tokens import Discriminator
 from tests.helpers import TORCH_PIECES, TORCH_SIZES, batch_of_row, write_albert_vocabulary
 
 tf = pytest.importorskip("tensorflow")

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.data.batches import abstract_rows
 from bert_jax.data.masking import Masking
 from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
@@ -21,7 +22,7 @@ from bert_jax.sharding import collectives
 from bert_jax.sharding.collectives import gather_data, sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, with_shardings
-from bert_jax.tpu import compilation, hlo_cost
+from bert_jax.tpu import hlo_cost
 from bert_jax.training import pretrain_step
 
 
@@ -74,14 +75,12 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     model = objective.make_model(BertConfig(**sizes), Execution(dtype="bfloat16"))
     optimizer = optax.sgd(1e-3)
     key = jax.random.key(0)
-    batch = objective.example_batch()
+    train = types.SimpleNamespace(max_seq_length=length, max_sequences=2)
+    batch = jax.eval_shape(objective.prepare, abstract_rows(train, 1), key)
     shapes = jax.eval_shape(lambda: pretrain_step.init_state(key, model, optimizer, batch))
     shardings = infer_shardings(shapes, make_mesh(**mesh), RULES)
     step = pretrain_step.make_pretrain_step(model, optimizer, shardings, objective, seed=0)
-    phase = types.SimpleNamespace(
-        train=types.SimpleNamespace(max_seq_length=length, max_sequences=2), batch_size=rows
-    )
-    batch = compilation.abstract_batch(phase, batch_sharding(shardings.step.mesh))
+    batch = abstract_rows(train, rows, batch_sharding(shardings.step.mesh))
     lowered = step.lower(with_shardings(shapes, shardings), batch)
 
     # The CPU computes bfloat16 in float32; before compilation, the dtypes are the same as on a TPU.

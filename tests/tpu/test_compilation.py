@@ -15,12 +15,12 @@ from bert_jax.configs.pretrain import (
     pod_large,
     tinybert,
 )
-from bert_jax.data.batches import pretrain_batches
+from bert_jax.data.batches import abstract_rows, pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tpu import compilation
 from bert_jax.tpu.chips import CHIPS, parse_topology
-from bert_jax.training.pretrain_setup import Phase, setup_pretraining
+from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.teacher import abstract_frozen
 
 ROWS = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
@@ -44,18 +44,18 @@ def test_bytes_per_device_are_the_bytes_of_its_shards():
     mesh = make_mesh(data=2, fsdp=4)
     sharding = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
     leaf = jax.ShapeDtypeStruct((3, 8), "float32", sharding=sharding)
-    batch = compilation.abstract_batch(Phase(ROWS, None, 0, 1, 16, 20), batch_sharding(mesh))
+    batch = abstract_rows(ROWS, 16, batch_sharding(mesh))
     assert compilation.bytes_per_device({"weight": leaf}) == 3 * 2 * 4
     assert compilation.bytes_per_device(batch) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 4 + 4)
 
 
-def test_abstract_batch_matches_the_batches_of_the_loader(corpus):
+def test_abstract_rows_match_the_batches_of_the_loader(corpus):
     rows, sharding = Rows(corpus, "train", 0), batch_sharding(make_mesh())
     (batch,) = pretrain_batches(rows, sharding, 16, 0, 1)
     expected = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch
     )
-    assert compilation.abstract_batch(Phase(rows, None, 0, 1, 16, 20), sharding) == expected
+    assert abstract_rows(rows, 16, sharding) == expected
 
 
 def test_stand_in_tokenizer_suits_masking():
@@ -84,7 +84,7 @@ def test_pod_configuration_has_a_topology_that_divides_its_batches(module):
 def test_reports_of_distillation_assume_a_teacher_of_the_base_size(recipe):
     config = recipe.get_config()
     (phase,) = compilation.planned_phases(config, (128, 512))
-    teacher = compilation.assumed_teacher(config)
+    teacher = compilation.assumed_teacher(config, phase.objective_class)
     setup = setup_pretraining(
         config, [phase], compilation.UNCASED_ENGLISH, teacher_settings=teacher
     )
@@ -101,4 +101,4 @@ def test_reports_of_distillation_assume_a_teacher_of_the_base_size(recipe):
     (phase,) = compilation.planned_phases(base, (128, 512))
     teacher_step = setup_pretraining(base, [phase], compilation.UNCASED_ENGLISH)
     assert student < teacher_step.flops_per_row(phase)
-    assert compilation.assumed_teacher(base) is None
+    assert compilation.assumed_teacher(base, phase.objective_class) is None

@@ -15,7 +15,9 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
+from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.left_to_right import LeftToRight
+from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
 from bert_jax.training import pretrain_step
@@ -63,7 +65,7 @@ def initial_state():
         pretrain_step.init_state,
         model=MODEL,
         optimizer=optax.sgd(1.0),
-        example_batch=OBJECTIVE.example_batch(),
+        batch=example_batch(),
     )
     return jax.device_get(jax.jit(init)(jax.random.key(0)))
 
@@ -124,7 +126,8 @@ def test_packed_loss_and_gradients_equal_unpacked():
 
         def loss_fn(params):
             sums = OBJECTIVE.sums(MODEL, params, batch)
-            return sums["next_token_loss"] / sums["next_token_count"], sums["next_token_count"]
+            loss, count = sums["next_token_loss"]
+            return loss / count, count
 
         return jax.value_and_grad(loss_fn, has_aux=True)(params)
 
@@ -147,7 +150,7 @@ def one_step(num_microbatches=1, **mesh):
     rows[1::3] = [members[:1] for members in rows[1::3]]  # Different numbers of next tokens.
     sharding = batch_sharding(shardings.step.mesh)
     state, metrics = update(state, jax.device_put(make_rows(rows), sharding))
-    metrics |= pretrain_step.mean_metrics(metrics.pop("sums"))
+    metrics |= mean_metrics(metrics.pop("sums"))
     return jax.device_get((state.params, metrics))
 
 

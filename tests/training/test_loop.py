@@ -3,13 +3,13 @@
 import pytest
 
 from bert_jax.errors import NonFiniteLoss
+from bert_jax.objectives import mean_metrics
 from bert_jax.training import loop
-from bert_jax.training.pretrain_step import mean_metrics
 
 
 def step_metrics(loss: float, mlm_count: float = 1.0) -> dict:
-    sums = {"mlm_loss": loss * mlm_count, "mlm_correct": 1.0, "mlm_count": mlm_count}
-    sums |= {"nsp_loss": 1.0, "nsp_correct": 1.0, "nsp_count": 2.0}
+    sums = {"mlm_loss": (loss * mlm_count, mlm_count), "mlm_accuracy": (1.0, mlm_count)}
+    sums |= {"nsp_loss": (1.0, 2.0), "nsp_accuracy": (1.0, 2.0)}
     return {"loss": loss + 0.5, "gradient_norm": 1.0, "parameter_norm": 2.0, "sums": sums}
 
 

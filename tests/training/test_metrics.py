@@ -10,7 +10,7 @@ import pytest
 from bert_jax.data.rows import Rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
-from bert_jax.model.pretraining import PretrainingModel, example_batch, flops_per_row
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, flops_per_row
 from bert_jax.training import metrics
 from bert_jax.training.metrics import MetricsWriter, perplexity, unigram_baseline
 

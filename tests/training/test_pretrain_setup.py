@@ -11,6 +11,7 @@ import pytest
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.model.config import BertConfig
+from bert_jax.objectives import find_objective
 from bert_jax.tpu.compilation import UNCASED_ENGLISH
 from bert_jax.training.pretrain_setup import (
     check_numbers,
@@ -32,7 +33,7 @@ def tiny_config(**changes):
 
 def planned(config, is_long=False, length=128):
     rows = types.SimpleNamespace(max_seq_length=length, max_sequences=8)
-    return plan_phase(config, is_long, rows, None, 0)
+    return plan_phase(config, find_objective(config.objective), is_long, rows, None, 0)
 
 
 @pytest.mark.parametrize(

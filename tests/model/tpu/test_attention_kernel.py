@@ -15,9 +15,9 @@ from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
 from bert_jax.model.execution import Execution, uses_fast_path
-from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.model.tpu import attention_kernel
 from bert_jax.model.tpu.layer import interleave, kernel_attention
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 

@@ -15,9 +15,9 @@ from bert_jax.model.dropout import Dropout, layer_dropout
 from bert_jax.model.encoder import Encoder, EncoderModel, run_layers
 from bert_jax.model.execution import Execution, StepParameters
 from bert_jax.model.layers import gather_positions
-from bert_jax.model.pretraining import example_batch
 from bert_jax.model.tpu import attention_kernel, loop
 from bert_jax.model.tpu.layer import interleave
+from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings

@@ -16,9 +16,9 @@ from bert_jax.model.dropout import Dropout, hidden_dropout, layer_dropout
 from bert_jax.model.encoder import Encoder, run_layers
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import activate, gelu_and_slope
-from bert_jax.model.pretraining import example_batch
 from bert_jax.model.tpu import sublayer_kernel
 from bert_jax.model.tpu.layer import uses_sublayer_kernel
+from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
