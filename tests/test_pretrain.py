@@ -30,7 +30,12 @@ from bert_jax.data.batches import pretrain_batches
 from bert_jax.errors import PREEMPTED
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import mean_metrics
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, target_sums
+from bert_jax.objectives.masked_lm import (
+    MaskedLm,
+    PretrainingModel,
+    example_batch,
+    target_sums,
+)
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
@@ -295,8 +300,7 @@ def test_evaluation_takes_at_most_max_eval_batches(corpus):
         return dict.fromkeys(names, (1.0, 1.0))
 
     sharding = batch_sharding(make_mesh())
-    objective = phase.objective_class
-    pretrain.evaluate(objective, eval_step, {}, phase, sharding, config, lambda limited: None)
+    pretrain.evaluate(MaskedLm, eval_step, {}, phase, sharding, config, lambda limited: None)
     assert evaluated_ids == [[*range(8)]] and phase.heldout.num_rows > 8
 
 
@@ -556,8 +560,12 @@ def test_evaluation_waits_for_each_batch(monkeypatch):
     def eval_step(params, rows):
         assert not running
         count = next(counts)
-        sums = {"loss": count * count, "correct": count / 2, "count": count}
-        return {f"{task}_{name}": Running(x) for task in ("mlm", "nsp") for name, x in sums.items()}
+        sums = {"loss": count * count, "accuracy": count / 2}
+        return {
+            f"{task}_{name}": (Running(total), Running(count))
+            for task in ("mlm", "nsp")
+            for name, total in sums.items()
+        }
 
     monkeypatch.setattr(pretrain, "heldout_batches", lambda *_: range(3))
     fields = {"eval_batch_size": 1, "max_eval_batches": 0, "objective": "masked_lm"}
@@ -567,7 +575,7 @@ def test_evaluation_waits_for_each_batch(monkeypatch):
     def beat(limited):
         beats.append(limited)
 
-    scores = pretrain.evaluate(eval_step, {}, phase, None, config, beat)
+    scores = pretrain.evaluate(MaskedLm, eval_step, {}, phase, None, config, beat)
     assert beats == [False, True, True] and scores["nsp_accuracy"] == 0.5
     assert scores["mlm_loss"] == (30 * 30 + 10 * 10 + 2 * 2) / 42  # Not a mean of means.
 

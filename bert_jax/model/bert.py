@@ -4,7 +4,7 @@
         hidden states at the positions to predict -> MaskedLmHead -> logits over the vocabulary
         hidden state of [CLS] -> Pooler -> NextSentenceHead -> logits of IsNext and NotNext
 
-`model/encoder.py` repeats the layer; `model/pretraining.py` adds the heads. In shapes, B is the
+`model/encoder.py` repeats the layer; `objectives/masked_lm.py` adds the heads. In shapes, B is the
 number of rows of a batch, L the length of a row, H the hidden size, K the number of positions to
 predict in a row, V the size of the vocabulary with its padding. A row holds up to S sequences, each
 `[CLS] A [SEP] B [SEP]`, that attend only within themselves.

@@ -45,7 +45,7 @@ def sums_of(config, execution, params, batch, dropout_key=None):
 def loss_and_gradients(config, execution, params, batch, dropout_key):
     def loss_fn(params):
         sums = sums_of(config, execution, params, batch, dropout_key)
-        return sums["mlm_loss"] + sums["nsp_loss"]
+        return sums["mlm_loss"][0] + sums["nsp_loss"][0]
 
     return jax.value_and_grad(loss_fn)(params)
 

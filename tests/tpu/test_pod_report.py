@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from bert_jax.configs.pretrain import bert_tiny
+from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.tpu import compilation, pod_report, report_text
 from bert_jax.tpu.chips import CHIPS
 from bert_jax.tpu.hlo_cost import Cost, MissingKernelCycles
@@ -26,7 +27,7 @@ def simulated_devices(monkeypatch):
 
 def make_phase(batch_size: int) -> Phase:
     rows = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
-    return Phase(rows, None, 0, 1, batch_size, max_predictions=20)
+    return Phase(rows, None, 0, 1, batch_size, max_predictions=20, objective_class=MaskedLm)
 
 
 def failed_report(rows_per_device: int) -> dict:

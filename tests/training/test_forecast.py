@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.training import forecast
 from bert_jax.training.pretrain_setup import Phase
 
@@ -20,8 +21,8 @@ def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
 
 
 PHASES = [
-    Phase(rows(64), None, 0, 1000, batch_size=8, max_predictions=9),
-    Phase(rows(256), None, 1000, 1500, batch_size=4, max_predictions=9, is_long=True),
+    Phase(rows(64), None, 0, 1000, 8, max_predictions=9, objective_class=MaskedLm),
+    Phase(rows(256), None, 1000, 1500, 4, 9, objective_class=MaskedLm, is_long=True),
 ]
 
 
