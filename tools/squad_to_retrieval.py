@@ -3,9 +3,11 @@
 python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --heldout_articles=8
 
 Writes `train.jsonl` and `dev.jsonl`, split by article: each question with its paragraph and, as
-negatives, the other paragraphs of its article; and `passages.jsonl`, all paragraphs of the file.
+negatives, the other paragraphs of its article that do not answer the same question; and
+`passages.jsonl`, all paragraphs of the file. Texts are compared by their words.
 """
 
+import collections
 import json
 import pathlib
 import sys
@@ -24,19 +26,35 @@ DEV_ARTICLES = flags.DEFINE_integer(
 )
 
 
+def words(text: str) -> str:
+    """Returns the text with single spaces, in lower case."""
+    return " ".join(text.lower().split())
+
+
 def article_queries(article: dict) -> list[dict]:
     """Returns the answerable questions of an article, each with its own and other paragraphs."""
-    contexts = [paragraph["context"] for paragraph in article["paragraphs"]]
+    asked = [
+        (question, paragraph["context"])
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+        if not question.get("is_impossible", False)
+    ]
+    positives = collections.defaultdict(set)
+    for question, context in asked:
+        positives[words(question["question"])].add(words(context))
+    contexts = {words(each["context"]): each["context"] for each in article["paragraphs"]}
     return [
         {
             "id": question["id"],
             "query": question["question"],
-            "positive": paragraph["context"],
-            "negatives": [context for context in contexts if context != paragraph["context"]],
+            "positive": context,
+            "negatives": [
+                other
+                for key, other in contexts.items()
+                if key not in positives[words(question["question"])]
+            ],
         }
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
-        if not question.get("is_impossible", False)
+        for question, context in asked
     ]
 
 
@@ -50,11 +68,11 @@ def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int
         raise ValueError(
             f"--heldout_articles must be less than the {len(articles)} articles of {source}"
         )
-    contexts = dict.fromkeys(paragraph["context"] for paragraph in paragraphs)
+    contexts = {words(paragraph["context"]): paragraph["context"] for paragraph in paragraphs}
     files = {
         "train": [query for article in queries[:-heldout_articles] for query in article],
         "dev": [query for article in queries[-heldout_articles:] for query in article],
-        "passages": [{"text": context} for context in contexts],
+        "passages": [{"text": context} for context in contexts.values()],
     }
     directory.mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():

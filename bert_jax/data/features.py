@@ -31,7 +31,8 @@ class ModelInput:
       second_starts: start of segment 1 in each sequence; its length if there is none.
       label: target, None if unknown. Classification: index of the class; regression: value;
         multiple choice: index of the choice; tagging: int32 `[length]`, NO_LABEL where nothing is
-        predicted; span: first, last position; embedding: int32 `[passages]`, equal for equal texts.
+        predicted; span: first, last position; embedding: int32 `[passages]`, the numbers of its
+        passages, equal for equal ones, then of all others that answer its query.
       teacher_outputs: what a teacher's head returns for it, an entry of `model.heads.Outputs`; None
         without a teacher.
     """
@@ -75,7 +76,7 @@ class LabelLayout:
     dtype: type = np.int32
     per_position: bool = False  # NO_LABEL where there is none.
     shape: tuple[int, ...] = ()  # The shape of one label.
-    per_passage: bool = False  # One integer per sequence of a feature, except its first.
+    is_ragged: bool = False  # A label has up to `shape` entries; NO_LABEL fills the others.
     holds_positions: bool = False  # Labels are positions in the feature, offset in the row.
 
 
@@ -110,8 +111,8 @@ class RowShape:
         weights = np.zeros((num_rows, self.max_sequences // each), np.float32)
         labels = np.full(tokens.shape, NO_LABEL, layout.dtype)
         if not layout.per_position:
-            passages = (each - 1,) * layout.per_passage
-            labels = np.zeros((*weights.shape, *layout.shape, *passages), layout.dtype)
+            padding = NO_LABEL if layout.is_ragged else 0
+            labels = np.full((*weights.shape, *layout.shape), padding, layout.dtype)
         row_features = list(row_features)
         for row, features in enumerate(row_features):
             end = slot = 0
@@ -125,7 +126,9 @@ class RowShape:
                 if feature.label is not None:
                     weights[row, index] = 1
                     slots = slice(first, end) if layout.per_position else index
-                    labels[row, slots] = np.add(feature.label, first * layout.holds_positions)
+                    if layout.is_ragged:
+                        slots = index, slice(len(feature.label))
+                    labels[row][slots] = np.add(feature.label, first * layout.holds_positions)
         rows = dict(tokens=tokens, sequence_bounds=bounds, weights=weights, labels=labels)
         if self.teacher_layout:
             rows["teacher_outputs"] = self._lay_out_teacher(row_features, num_rows)

@@ -364,7 +364,7 @@ def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
             num_steps,
         )
     if task.splits:
-        splits = (f"{split.name} ({len(split.features)})" for split in task.splits)
+        splits = (f"{split.name} ({split.describe_size()})" for split in task.splits)
         logging.info("Splits: %s", ", ".join(splits))
     if any(task.notes.values()):
         notes = (f"{name}: {count}" for name, count in task.notes.items() if count)

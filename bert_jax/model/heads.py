@@ -275,18 +275,27 @@ def in_batch_loss(
     """Sums over queries -log softmax(similarities)[own passage], in nats: a float32 scalar.
 
     The softmax is over the passages of all examples (Karpukhin et al., 2020, section 3.2) without
-    copies of the query's own passage, which occur if questions share a paragraph. `vectors`
-    are float32 `[examples, 1 + n, H]` of a query, its passage and n - 1 hard negatives; `passages`
-    int32 `[examples, n]`, equal for equal texts; `weights` float32 `[examples]`, 0 if unused.
+    the others that answer the query: copies of its own passage, which occur if questions share a
+    paragraph, and its other positives.
+
+    Args:
+      vectors: float32 `[examples, 1 + n, H]`, of a query, its passage and n - 1 hard negatives.
+      passages: int32 `[examples, n + m]`, the numbers of these n passages, equal for equal ones,
+        and of up to m others that answer the query; NO_LABEL in unused entries.
+      weights: float32 `[examples]`, 0 for unused examples.
+      temperature: divides the similarities.
     """
     queries, candidates = vectors[:, 0], vectors[:, 1:].reshape(-1, vectors.shape[-1])
-    count = passages.shape[1]
+    count = vectors.shape[1] - 1
+    numbers, others = passages[:, :count].reshape(-1), passages[:, count:]
     scores = queries @ candidates.T / temperature
-    targets = jnp.arange(len(queries)) * count  # Each query's own passage.
-    is_target = jnp.arange(len(candidates)) == targets[:, None]
-    excluded = (passages.reshape(-1) == passages[:, :1]) | (jnp.repeat(weights, count) == 0)
-    scores = jnp.where(excluded & ~is_target, jnp.finfo(jnp.float32).min, scores)
-    return jnp.sum(cross_entropy(scores, targets)[0] * weights)
+    own = jnp.sum(queries * vectors[:, 1], axis=-1, keepdims=True) / temperature
+    positives = jnp.concatenate([passages[:, :1], others], axis=1)
+    is_positive = jnp.any(numbers[:, None] == positives[:, None], axis=-1)
+    excluded = is_positive | (jnp.repeat(weights, count) == 0)
+    margins = jnp.where(excluded, jnp.finfo(jnp.float32).min, scores - own)
+    # log(1 + sum of exp(margins)): unlike the softmax, it does not round a small loss to 0.
+    return jnp.sum(jax.nn.softplus(jax.nn.logsumexp(margins, axis=-1)) * weights)
 
 
 CLASSIFICATION = Head("classification", _classification_loss, is_classifier=True)
@@ -329,7 +338,7 @@ EMBEDDING = Head(
     loss=None,
     batch_loss=in_batch_loss,
     input_kind="sequences",
-    label_layout=LabelLayout(per_passage=True),
+    label_layout=LabelLayout(is_ragged=True),  # Tasks set its shape.
     is_collapsed=_equal_vectors,
     options=("pooling", "projections", "normalize", "temperature"),
 )

@@ -1,11 +1,17 @@
 """Retrieval: a bi-encoder finds passages by their embeddings, a cross-encoder reranks them.
 
 Both are trained on queries, each with a passage that answers it and, optionally, some that do not:
-one `{"query": ..., "positive": ..., "negatives": [...]}` per line.
+one `{"query": ..., "positive": ..., "negatives": [...]}` per line. Lines with equal queries are one
+query with several positives.
+
+Queries and passages are equal if their token ids are: in training those that the model sees, in
+rankings all of them, as truncation must not turn a wrong passage into the right one.
 """
 
+import collections
+import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,99 +21,91 @@ from bert_jax.data.features import ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.tasks import tables
-from bert_jax.tasks.labels import check_labeled
-from bert_jax.tasks.sequences import tokenize
-from bert_jax.tasks.tables import field, text_field
+from bert_jax.tasks.queries import (
+    Query,
+    TokenizedTexts,
+    check_differs,
+    choose_negatives,
+    read_passages,
+    read_queries,
+)
+from bert_jax.tasks.retrieval_scores import TOP, find_ranks, rank_scores
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.bounds import POSITIVE, Bounds, check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
-TOP = 10
-"""Number of passages written per query, and the last rank that counts as found."""
 
 
-class Query(NamedTuple):
-    """One line of a query file; `positive` is None if unknown."""
+class Inputs(NamedTuple):
+    """Makes the sequences of queries and passages for a role."""
 
-    id: str
-    text: str
-    positive: str | None
-    negatives: tuple[str, ...]
-    location: str
+    tokenizer: Tokenizer
+    is_bi_encoder: bool
+    max_seq_length: int
+    queries: TokenizedTexts
+    passages: TokenizedTexts
 
-    def candidates(self) -> tuple[str, ...]:
-        """Returns the query's passages, the positive first."""
-        return (self.positive, *self.negatives) if self.positive else self.negatives
+    def room(self, query: str) -> int | None:
+        """Returns how many tokens of a passage a cross-encoder sees beside a query."""
+        num_special = self.tokenizer.layout.num_special_tokens(2)
+        length = self.max_seq_length - num_special - len(self.queries.ids[query])
+        return None if self.is_bi_encoder else length
+
+    def singles(self, queries: Iterable[str], passages: Iterable[str]) -> list[tuple]:
+        """Returns a sequence for each query, then for each passage."""
+        ids = [self.queries.ids[text] for text in queries]
+        ids += [self.passages.ids[text] for text in passages]
+        return [make_sequence(self.tokenizer, each) for each in ids]
+
+    def pairs(self, query: str, passages: Iterable[str]) -> list[tuple]:
+        """Returns a sequence of the query with each passage."""
+        first, room = self.queries.ids[query], self.room(query)
+        return [
+            make_sequence(self.tokenizer, first, self.passages.ids[text][:room])
+            for text in passages
+        ]
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/retrieval.py."""
     data = config.data
     files = tables.files_from_config(data)
-    role, pooling = data.role, config.similarity.pooling
-    if role not in ROLES:
-        raise ValueError(f"--config.data.role={role}: expected {' or '.join(ROLES)}")
-    if pooling not in POOLINGS:
-        raise ValueError(f"--config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
-    is_bi_encoder = role == "bi_encoder"
-    # The cross-encoder learns to choose among passages.
-    min_negatives = 1 if data.train and not is_bi_encoder else 0
-    # The cross-encoder needs room for a passage beside the query.
-    max_query_length = config.max_seq_length // (1 if is_bi_encoder else 2)
-    check_bounds(config, Bounds(3, max_query_length), "data.max_query_length")
-    check_bounds(config, Bounds(min_negatives), "data.num_negatives")
-    check_bounds(config, POSITIVE, "similarity.temperature")
+    _check_config(config)
+    is_bi_encoder = data.role == "bi_encoder"
     notes: dict[str, int] = {}
-    queries = _read_splits(config, files, notes)
-    train = queries.pop("train", [])  # If empty, only predicts.
-    for query in train:
-        if (count := len(query.negatives)) < data.num_negatives:
-            flag = f"--config.data.num_negatives={data.num_negatives}"
-            raise ValueError(f"{query.location}: fewer negatives ({count}) than {flag}")
-    train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
-    collection = []
-    if data.passages:
-        collection = read_passages(data.passages, empty_texts=not data.train)
-        notes["passages that are empty"] = sum(not text.strip() for text in collection)
+    lines = _read_splits(config, files, notes)
+    queries = TokenizedTexts(tokenizer, data.max_query_length)
+    passages = TokenizedTexts(tokenizer, config.max_seq_length)
+    inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages)
+    queries.add(line.text for each in lines.values() for line in each)
     # Predictions take as long as there are passages, so these are limited too.
-    collection = limit_examples(collection, config, "collection", notes)
-    every = sum(queries.values(), train)
-    passages = [*collection, *(text for query in every for text in query.candidates())]
+    collection = limit_examples(_read_collection(data, notes), config, "collection", notes)
+    passages.add(collection)
 
-    def encode(name: str, texts: Iterable[str], max_length: int) -> dict[str, list[int]]:
-        """Returns the first token ids of each text; counts the truncated texts in `notes`."""
-        ids_of = tokenize(tokenizer, texts)
-        room = max_length - tokenizer.layout.num_special_tokens(1)
-        notes[f"{name} truncated"] = sum(len(ids) > room for ids in ids_of.values())
-        return {text: ids[:room] for text, ids in ids_of.items()}
-
-    query_ids = encode("queries", (query.text for query in every), data.max_query_length)
-    passage_ids = encode("passages", passages, config.max_seq_length)
-
-    def sequences(queries: Iterable[Query], passages: Iterable[str]) -> list[tuple]:
-        """Returns a sequence per text; for a cross-encoder, for one query with each passage."""
-        first = [query_ids[query.text] for query in queries]
-        second = [passage_ids[text] for text in passages]
-        if is_bi_encoder:
-            return [make_sequence(tokenizer, ids) for ids in first + second]
-        room = config.max_seq_length - tokenizer.layout.num_special_tokens(2) - len(*first)
-        return [make_sequence(tokenizer, *first, ids[:room]) for ids in second]
-
-    numbers = {text: number for number, text in enumerate(passage_ids)}
-    features = []
-    for query in train:
-        label = 0  # For the cross-encoder: the positive is first.
-        if is_bi_encoder:
-            label = np.array([numbers[text] for text in query.candidates()], np.int32)
-        features.append(
-            ModelInput(*zip(*sequences([query], query.candidates()), strict=True), label)
-        )
-    splits = [make_split(*pair, sequences, collection, is_bi_encoder) for pair in queries.items()]
+    train = limit_examples(lines.get("train", []), config, "train", notes)
+    features = []  # If empty, only predicts.
+    if all_train := lines.pop("train", []):
+        features = _train_features(train, all_train, data.num_negatives or 0, inputs, notes)
+    head, labels = heads.MULTIPLE_CHOICE, ("score",)
+    if is_bi_encoder:
+        longest = max((len(feature.label) for feature in features), default=0)
+        layout = dataclasses.replace(heads.EMBEDDING.label_layout, shape=(longest,))
+        head, labels = dataclasses.replace(heads.EMBEDDING, label_layout=layout), ()
+    splits = []
+    for name, each in lines.items():
+        # All lines of a query are kept, or none.
+        distinct = list(dict.fromkeys(queries.identity[line.text] for line in each))
+        kept = set(limit_examples(distinct, config, name, notes))
+        each = [line for line in each if queries.identity[line.text] in kept]
+        splits.append(make_split(name, each, inputs, collection, notes))
+        train = [*train, *each]
+    notes["queries truncated"] = queries.num_truncated(line.text for line in train)
+    notes["passages truncated"] = passages.num_truncated(passages.ids)
     settings = {"max_query_length": data.max_query_length}
     return Task(
-        head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
-        labels=() if is_bi_encoder else ("score",),
+        head=head,
+        labels=labels,
         train=features,
         splits=tuple(splits),
         metric=f"dev/mrr_at_{TOP}",
@@ -117,126 +115,275 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     )
 
 
+def _check_config(config: ConfigDict) -> None:
+    """Raises ValueError if a field of the task is invalid."""
+    data, pooling = config.data, config.similarity.pooling
+    if data.role not in ROLES:
+        raise ValueError(f"--config.data.role={data.role}: expected {' or '.join(ROLES)}")
+    if pooling not in POOLINGS:
+        raise ValueError(f"--config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
+    is_bi_encoder = data.role == "bi_encoder"
+    # The cross-encoder learns to choose among passages.
+    min_negatives = 1 if data.train and not is_bi_encoder else 0
+    # The cross-encoder needs room for a passage beside the query.
+    max_query_length = config.max_seq_length // (1 if is_bi_encoder else 2)
+    check_bounds(config, Bounds(3, max_query_length), "data.max_query_length")
+    check_bounds(config, Bounds(min_negatives), "data.num_negatives")
+    check_bounds(config, POSITIVE, "similarity.temperature")
+
+
 def _read_splits(
     config: ConfigDict, files: dict[str, str], notes: dict[str, int]
 ) -> dict[str, list[Query]]:
-    """Returns the queries of each split; counts what is unusual in `notes`."""
-    queries = {}
+    """Returns the lines of each split; counts what is unusual in `notes`."""
+    lines = {}
     for name, path in files.items():
-        read = read_queries(path, name == "train", empty_texts=True)
+        used, unused = {"id", "query", "positive", "negatives"}, {}
+        if name != "train" and config.data.role == "cross_encoder":
+            used |= {"rank", "depth"}
+        lines[name] = read_queries(path, name == "train", True, used, unused)
+        for key, count in unused.items():
+            notes[f"{name} lines with {key!r}, which is not used"] = count
         empty = [
-            (query.location, f"the {name_of_text}")
-            for query in read
-            for name_of_text, texts in (("query", (query.text,)), ("negative", query.negatives))
+            (line.location, f"the {name_of_text}")
+            for line in lines[name]
+            for name_of_text, texts in (("query", (line.text,)), ("negative", line.negatives))
             if not all(map(str.strip, texts))
         ]
-        is_labeled = read[0].positive is not None
+        is_labeled = lines[name][0].positive is not None
         tables.check_empty_texts(name, empty, is_labeled, bool(config.data.train), notes)
-        queries[name] = limit_examples(read, config, name, notes)
-    return queries
+    train = lines.get("train", [])
+    with_negatives = [line for line in train if line.negatives]
+    if config.data.num_negatives is None and with_negatives:
+        fewest = min(len(line.negatives) for line in train)
+        raise ValueError(
+            f"{with_negatives[0].location}: 'negatives', but --config.data.num_negatives is not "
+            "set: set it to 0 to train without them, or to how many to train with per line (each "
+            f"has at least {fewest})"
+        )
+    return lines
 
 
-def read_queries(
-    path: str | pathlib.Path, is_training: bool = False, empty_texts: bool = False
-) -> list[Query]:
-    """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none.
+def _read_collection(data: ConfigDict, notes: dict[str, int]) -> list[str]:
+    """Returns the passages of `data.passages`, if any; counts what is unusual in `notes`."""
+    if not data.passages:
+        return []
+    unused: dict[str, int] = {}
+    collection = read_passages(data.passages, not data.train, unused)
+    for key, count in unused.items():
+        notes[f"passages with {key!r}, which is not used"] = count
+    notes["passages that are empty"] = sum(not text.strip() for text in collection)
+    return collection
 
-    Without `empty_texts`, an empty query or negative raises ValueError, as a positive always does.
+
+def _train_features(
+    train: Sequence[Query],
+    all_lines: Sequence[Query],
+    num_negatives: int,
+    inputs: Inputs,
+    notes: dict[str, int],
+) -> list[ModelInput]:
+    """Returns the feature of each line to train on, one or more of `all_lines`.
+
+    A positive of a query, on whichever line, is never trained as wrong for it.
     """
-    queries = []
-    for values, location in tables.read_objects(path):
-        text = text_field(values, "query", location, empty_texts)
-        is_known = values.get("positive") is not None
-        positive = text_field(values, "positive", location) if is_known else None
-        negatives = field({"negatives": []} | values, "negatives", list, location)
-        for each in negatives:
-            text_field({"negative": each}, "negative", location, empty_texts and each is not None)
-        if positive in negatives:
-            raise ValueError(f"{location}: the positive is also one of the negatives: {positive!r}")
-        name = tables.id_field(values, location, len(queries))
-        queries.append(Query(name, text, positive, tuple(negatives), location))
-    check_labeled(queries, [query.positive for query in queries], "positive", is_training)
-    return tables.check_unique(queries)
+    queries, passages = inputs.queries, inputs.passages
+    positives: dict[bytes, dict[str, None]] = {queries.seen(line.text): {} for line in train}
+    for line in all_lines:
+        if (query := queries.seen(line.text)) in positives:
+            positives[query][line.positive] = None
+    passages.add(text for texts in positives.values() for text in texts)
+    passages.add(text for line in train for text in line.negatives[:num_negatives])
+    numbers: dict[bytes, int] = {}
+
+    def number(text: str) -> int:
+        return numbers.setdefault(passages.seen(text), len(numbers))
+
+    features, num_left_out, num_unused = [], 0, 0
+    for line in train:
+        right = positives[queries.seen(line.text)]
+        room = inputs.room(line.text)
+        negatives, left_out = choose_negatives(line, right, passages, num_negatives, room)
+        if len(negatives) < num_negatives:
+            flag = f"--config.data.num_negatives={num_negatives}"
+            why = f", without {left_out} that answer the query" if left_out else ""
+            found = f"fewer negatives ({len(negatives)}{why}) than {flag}"
+            raise ValueError(f"{line.location}: {found}")
+        num_left_out += left_out
+        num_unused += len(line.negatives) - len(negatives) - left_out
+        candidates = (line.positive, *negatives)
+        if inputs.is_bi_encoder:
+            sequences = inputs.singles([line.text], candidates)
+            own = [number(text) for text in candidates]
+            others = {number(text) for text in right} - {own[0]}
+            label = np.array([*own, *sorted(others)], np.int32)
+        else:
+            sequences, label = inputs.pairs(line.text, candidates), 0  # The positive is first.
+        features.append(ModelInput(*zip(*sequences, strict=True), label))
+    notes["train negatives left out, as they are positives of the query"] = num_left_out
+    notes[f"train negatives after the first {num_negatives} of a query, not used"] = num_unused
+    return features
 
 
-def read_passages(path: str | pathlib.Path, empty_texts: bool = False) -> list[str]:
-    """Reads the passages of a JSONL file, one `{"text": ...}` per line.
+class Ranking(NamedTuple):
+    """The passages to rank for one query.
 
-    Without `empty_texts`, an empty one raises ValueError.
+    Attributes:
+      lines: indices of the lines of the query.
+      passages: distinct passages.
+      positives: of each line, the index in `passages` of its positive; empty if unknown.
+      listed: indices of the passages that a first stage has found; None: all.
     """
-    return [
-        text_field(values, "text", location, empty_texts)
-        for values, location in tables.read_objects(path)
-    ]
+
+    lines: list[int]
+    passages: Sequence[str]
+    positives: list[int]
+    listed: list[int] | None
+
+    @property
+    def relevant(self) -> list[int]:
+        """The distinct `positives`."""
+        return list(dict.fromkeys(self.positives))
+
+
+def group_lines(lines: Sequence[Query], queries: TokenizedTexts) -> list[list[int]]:
+    """Returns the indices of the lines of each distinct query."""
+    groups = collections.defaultdict(list)
+    for index, line in enumerate(lines):
+        groups[queries.identity[line.text]].append(index)
+    return list(groups.values())
+
+
+def _rank_candidates(group: list[int], lines: Sequence[Query], passages: TokenizedTexts) -> Ranking:
+    """Returns the ranking of a query's own candidates, the positives first.
+
+    A first stage has found a positive whose rank is at most its depth. All are ranked, but the
+    pipeline of both ranks only what it has found: these positives, and the best of the others up to
+    that depth.
+    """
+    own = [lines[index] for index in group]
+    is_labeled = own[0].positive is not None
+    right = passages.distinct(line.positive for line in own if is_labeled)
+    texts = passages.distinct([*right, *(text for line in own for text in line.negatives)])
+    index_of = {passages.identity[text]: index for index, text in enumerate(texts)}
+    positives = [index_of[passages.identity[line.positive]] for line in own if is_labeled]
+    ranks = np.full(len(right), np.inf)
+    for line, index in zip(own, positives, strict=False):
+        ranks[index] = min(ranks[index], line.rank)
+    depth = max((line.depth for line in own if line.depth), default=len(texts))
+    found = np.flatnonzero(ranks <= depth).tolist()
+    others = range(len(right), len(texts))[: max(depth - len(found), 0)]
+    return Ranking(group, texts, positives, [*found, *others])
+
+
+def _rank_collection(
+    groups: list[list[int]],
+    lines: Sequence[Query],
+    collection: Sequence[str],
+    passages: TokenizedTexts,
+) -> list[Ranking]:
+    """Returns the ranking of each query over the collection and all passages of the lines."""
+    candidates = (text for line in lines for text in line.candidates())
+    texts = passages.distinct([*collection, *candidates])
+    index_of = {passages.identity[text]: index for index, text in enumerate(texts)}
+    rankings = []
+    for group in groups:
+        positives = [lines[index].positive for index in group if lines[index].positive]
+        positives = [index_of[passages.identity[text]] for text in positives]
+        rankings.append(Ranking(group, texts, positives, None))
+    return rankings
 
 
 def make_split(
     name: str,
-    queries: list[Query],
-    sequences: Callable[[Iterable[Query], Iterable[str]], list[tuple]],
+    lines: list[Query],
+    inputs: Inputs,
     collection: list[str],
-    is_bi_encoder: bool,
+    notes: dict[str, int],
 ) -> Split:
     """Builds a split that ranks passages for each query.
 
     The bi-encoder ranks all passages of the collection and of the file; the cross-encoder ranks
-    only the query's own, e.g. those that a first stage retrieved.
+    only the query's own, e.g. those that a first stage has found.
     """
+    is_bi_encoder, is_labeled = inputs.is_bi_encoder, lines[0].positive is not None
+    passages = inputs.passages
+    passages.add(text for line in lines for text in line.candidates())
+    for line in lines:
+        for negative in line.negatives:
+            check_differs(line, negative, passages)
+    groups = group_lines(lines, inputs.queries)
     if is_bi_encoder:
-        candidates = (passage for query in queries for passage in query.candidates())
-        passages = list(dict.fromkeys([*collection, *candidates]))
-        index_of = {passage: index for index, passage in enumerate(passages)}
-        ranked = [(query, passages, index_of.get(query.positive)) for query in queries]
-        inputs = sequences(queries, passages)
+        rankings = _rank_collection(groups, lines, collection, passages)
+        sequences = inputs.singles((line.text for line in lines), rankings[0].passages)
+        counts = {"queries": len(groups), "passages": len(rankings[0].passages)}
     else:
-        ranked = [(query, query.candidates(), 0 if query.positive else None) for query in queries]
-        inputs = [pair for query, each, _ in ranked for pair in sequences([query], each)]
-    for query, passages, _ in ranked:
-        if not passages:
+        if not is_labeled:  # Each line is answered with its own candidates.
+            groups = [[index] for index in range(len(lines))]
+        rankings = [_rank_candidates(group, lines, passages) for group in groups]
+        texts = [(lines[each.lines[0]].text, each.passages) for each in rankings]
+        sequences = [pair for each in texts for pair in inputs.pairs(*each)]
+        counts = {"queries": len(groups), "pairs": len(sequences)}
+        missed = sum(len(set(each.relevant) - set(each.listed)) for each in rankings)
+        notes[f"{name} positives that the first stage missed"] = missed
+    for ranking in rankings:
+        if not ranking.passages:
             fix = "'negatives', or for a bi_encoder set --config.data.passages"
-            raise ValueError(f"{query.location}: no passages to rank: add {fix}")
+            location = lines[ranking.lines[0]].location
+            raise ValueError(f"{location}: no passages to rank: add {fix}")
+    features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
 
-    def rankings(outputs: Outputs) -> Iterable[tuple[tuple, np.ndarray]]:
-        """Returns each entry of `ranked` with the scores of its passages."""
+    def scores_of(outputs: Outputs) -> Iterable[tuple[Ranking, np.ndarray]]:
+        """Yields each ranking with the scores of its passages."""
         values = np.concatenate(outputs)
         if is_bi_encoder:
-            scores = (values[len(queries) :] @ vector for vector in values[: len(queries)])
+            vectors = values[len(lines) :]
+            scores = (vectors @ values[ranking.lines[0]] for ranking in rankings)
         else:
-            scores = np.split(values, np.cumsum([len(passages) for _, passages, _ in ranked])[:-1])
-        return zip(ranked, scores, strict=True)
+            scores = np.split(values, np.cumsum([len(each.passages) for each in rankings])[:-1])
+        return zip(rankings, scores, strict=True)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        return rank_scores([rank(scores, positive) for (*_, positive), scores in rankings(outputs)])
+        ranks, ranks_of_all = [], []
+        for ranking, scores in scores_of(outputs):
+            ranks.append(find_ranks(scores, ranking.relevant, ranking.listed))
+            ranks_of_all.append(find_ranks(scores, ranking.relevant))
+        result = rank_scores(ranks)
+        if not is_bi_encoder:
+            of_all = rank_scores(ranks_of_all)
+            result |= {f"{key}_if_all_found": value for key, value in of_all.items()}
+        return result
 
     def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
-        """Writes the input format, with the best passages except the positive as hard negatives."""
-        lines = []
-        for (query, passages, positive), scores in rankings(outputs):
-            best = np.argsort(-scores, kind="stable")[: TOP + 1]
-            best = [index for index in best if index != positive][:TOP]
-            line = {"id": query.id, "query": query.text}
-            if positive is not None:
-                line |= {"positive": query.positive, "rank": rank(scores, positive)}
-            line["negatives"] = [passages[index] for index in best]
-            lines.append(line | {"scores": scores[best].tolist()})
         path = directory / f"{name}.jsonl"
-        tables.write_json_lines(path, lines)
+        tables.write_json_lines(path, describe_rankings(lines, scores_of(outputs)))
         return path
 
-    features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in inputs]
-    return Split(name, features, score if queries[0].positive else None, write)
+    return Split(name, features, score if is_labeled else None, write, counts=counts)
 
 
-def rank(scores: np.ndarray, index: int) -> int:
-    """Returns the rank of a passage, from 1; passages with the same score rank before it."""
-    return int(np.sum(scores >= scores[index]))
+def describe_rankings(
+    lines: Sequence[Query], scored: Iterable[tuple[Ranking, np.ndarray]]
+) -> list[dict]:
+    """Returns each line in the input format, with the best wrong passages as hard negatives.
 
-
-def rank_scores(ranks: Sequence[int]) -> dict[str, float]:
-    """Computes the mean reciprocal rank (0 beyond `TOP`), and the recall at 1 and at `TOP`."""
-    ranks = np.asarray(ranks)
-    return {
-        f"mrr_at_{TOP}": float(np.mean(np.where(ranks <= TOP, 1 / ranks, 0))),
-        "recall_at_1": float(np.mean(ranks <= 1)),
-        f"recall_at_{TOP}": float(np.mean(ranks <= TOP)),
-    }
+    Args:
+      scored: of each query, its ranking and the scores of the passages.
+    """
+    described = {}
+    for ranking, scores in scored:
+        ranks = find_ranks(scores, ranking.relevant, ranking.listed)
+        rank_of = dict(zip(ranking.relevant, ranks.tolist(), strict=True))
+        listed = np.arange(len(scores)) if ranking.listed is None else np.array(ranking.listed, int)
+        best = listed[~np.isin(listed, ranking.relevant)]
+        best = best[np.argsort(-scores[best], kind="stable")][:TOP]
+        for number, index in enumerate(ranking.lines):
+            values = {"id": lines[index].id, "query": lines[index].text}
+            if ranking.positives:
+                rank = rank_of[ranking.positives[number]]
+                values["positive"] = lines[index].positive
+                values["rank"] = int(rank) if rank < np.inf else None
+                values["depth"] = TOP
+            values["negatives"] = [ranking.passages[each] for each in best]
+            described[index] = values | {"scores": scores[best].tolist()}
+    return [described[index] for index in range(len(lines))]

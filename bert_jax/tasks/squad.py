@@ -168,6 +168,7 @@ def make_split(
         write=write,
         tune=tune if tunes_threshold and gold and name == "dev" else None,
         with_settings=with_settings,
+        counts={"questions": len(examples)},
     )
 
 

@@ -7,7 +7,7 @@ import json
 import pathlib
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from absl import logging
@@ -256,6 +256,23 @@ def id_field(values: dict, location: str, number: int) -> str:
     if isinstance(id_, bool) or not isinstance(_rounded(id_), str | int):
         raise ValueError(f"{location}: 'id' must be text or a whole number, found {id_!r:.60}")
     return str(_rounded(id_))
+
+
+def find_unused_keys(
+    objects: Iterable[tuple[dict, str]], used: Collection[str]
+) -> dict[str, tuple[int, str]]:
+    """Returns the keys besides `used`: how many objects have a value there, and the first's place.
+
+    A null or an empty list is no value, and ids, such as "query_id", are not meant to be used.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for values, location in objects:
+        for key in values.keys() - set(used):
+            is_id = not {"id", "ids"}.isdisjoint(key.lower().split("_"))
+            if values[key] is not None and values[key] != [] and not is_id:
+                count, first = found.get(key, (0, location))
+                found[key] = count + 1, first
+    return dict(sorted(found.items()))
 
 
 def drop_blank_rows(

@@ -15,17 +15,20 @@ articles, over all 180 paragraphs (one seed, best epoch 1). MiniLM, a sentence e
         --workdir=runs/bi_encoder --config.init_from=runs/data/minilm \
         --config.data.train=runs/data/xquad/train.jsonl \
         --config.data.dev=runs/data/xquad/dev.jsonl \
-        --config.data.passages=runs/data/xquad/passages.jsonl --config.num_epochs=2
+        --config.data.passages=runs/data/xquad/passages.jsonl --config.num_epochs=2 \
+        --config.data.num_negatives=0
 
 Each line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the hardest negatives
-first, and optionally an `id`. Without `positive` in `dev` or `test` the passages are ranked but not
-scored. `predictions` has the same format, so that the cross-encoder can train on or rerank the
-results of the bi-encoder. Afterwards `bert_jax.load(DIR).encode(...)` returns the bi-encoder's
+first, and optionally an `id`. Lines with equal queries are one query with several positives.
+Without `positive` in `dev` or `test` the passages are ranked but not scored. `predictions` has the
+same format, so that the cross-encoder can train on or rerank the results of the bi-encoder; see
+docs/finetuning.md#retrieval. Afterwards `bert_jax.load(DIR).encode(...)` returns the bi-encoder's
 vectors, for queries with `max_length=64` (data.max_query_length), and `.rank(query, passages)`
 returns the cross-encoder's ranking.
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from bert_jax.configs.finetune import text_classification
 
@@ -47,8 +50,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.passages = ""
     # Tokens, at most half of max_seq_length; longer queries are truncated.
     config.data.max_query_length = 64
-    # Uses the first N negatives of a query; the cross-encoder needs one or more.
-    config.data.num_negatives = 0 if role == "bi_encoder" else 3
+    # Trains with the first N negatives of a line; the cross-encoder needs one or more. For the
+    # bi-encoder it must be set if the file has negatives.
+    config.data.num_negatives = placeholder(int) if role == "bi_encoder" else 3
 
     config.similarity = ConfigDict()  # Bi-encoder only.
     config.similarity.pooling = "mean"  # Or "cls"; also the default of `encode`.

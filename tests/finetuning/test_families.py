@@ -168,7 +168,7 @@ def test_retrieval(weights, role, tmp_path):
     ]
     path = write_lines(tmp_path / "train.jsonl", rows)
     config = retrieval.get_config(role)
-    config.data.max_query_length = 6
+    config.data.max_query_length, config.data.num_negatives = 6, 3
     model = train(config, weights, tmp_path / "trained", train=path, dev=path)
     if role == "bi_encoder":
         check_retrieval(model, tmp_path, max_length=6)

@@ -34,6 +34,11 @@ OUTPUTS = {"classification": 3, "multi_label": 3, "tagging": 4, "span": 2, "embe
 WEIGHTS = {"classification": (1.0, 2.5, 0.1), "tagging": (0.1, 1.0, 3.0, 2.0)}  # Of the classes.
 
 
+def others_of(passage: int) -> list[int]:
+    """Returns the other passages that answer the query whose own is `passage`."""
+    return [other for other in range(2, 5) if other != passage] if 2 <= passage < 5 else []
+
+
 def make_features(kind: str) -> list[ModelInput]:
     rng = np.random.default_rng(0)
     features = []
@@ -50,7 +55,8 @@ def make_features(kind: str) -> list[ModelInput]:
             "multiple_choice": number % 3,
             "tagging": rng.integers(NO_LABEL, 4, length, dtype=np.int32),
             "span": (1, length - 1),
-            "embedding": np.array([number // 2, 100 + number], np.int32),
+            # Each two queries have the same passage; some passages answer other queries, too.
+            "embedding": np.array([number // 2, 100 + number, *others_of(number // 2)], np.int32),
         }[kind]
         features.append(ModelInput(sequences, tuple(map(len, sequences)), label))
     return features
@@ -59,6 +65,8 @@ def make_features(kind: str) -> list[ModelInput]:
 def head_of(kind: str, **fields):
     if kind == "multi_label":
         fields["label_layout"] = LabelLayout(np.float32, shape=(OUTPUTS[kind],))
+    if kind == "embedding":
+        fields["label_layout"] = LabelLayout(is_ragged=True, shape=(4,))
     return dataclasses.replace(HEADS[kind], **fields)
 
 
@@ -303,20 +311,68 @@ def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     assert not np.any(found[6:])
 
 
-def test_in_batch_loss_equals_its_definition_without_copies():
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(5, 3, 8)).astype(np.float32)
-    passages = np.array([[0, 1], [2, 3], [0, 4], [5, 0], [6, 7]], np.int32)
-    weights = np.array([1, 1, 1, 1, 0], np.float32)
-    expected = 0.0
-    for query in range(4):
-        logits = [vectors[query, 0] @ vectors[query, 1] / 0.5]
-        for other in range(4):
-            for place in (1, 2):
-                if passages[other, place - 1] != passages[query, 0]:
-                    logits.append(vectors[query, 0] @ vectors[other, place] / 0.5)
-        expected += np.logaddexp.reduce(logits) - logits[0]
-    assert in_batch_loss(vectors, passages, weights, 0.5) == pytest.approx(expected, rel=1e-5)
+def in_batch_loss_by_hand(vectors, labels, temperature) -> float:
+    """The sum over queries in float64, from the `ModelInput.label` of each example."""
+    vectors, total = np.float64(vectors), 0.0
+    count = vectors.shape[1] - 1
+    for query, label in enumerate(labels):
+        right = {label[0], *label[count:]} - {NO_LABEL}
+        logits = [vectors[query, 0] @ vectors[query, 1] / temperature]
+        for other, numbers in enumerate(labels):
+            for place, number in enumerate(numbers[:count], start=1):
+                if number not in right:
+                    logits.append(vectors[query, 0] @ vectors[other, place] / temperature)
+        total += np.logaddexp.reduce(logits) - logits[0]
+    return total
+
+
+def test_in_batch_loss_excludes_the_other_positives_of_a_query():
+    queries, passages = [[1, 0], [1, 0], [0, 1]], [[1, 0.1], [0.9, 0.2], [0, 1]]
+    vectors = np.swapaxes(np.float32([queries, passages]), 0, 1)
+    weights = np.ones(3, np.float32)
+    labels = np.array([[0, 1], [1, 0], [2, NO_LABEL]], np.int32)
+    assert in_batch_loss(vectors, labels, weights, 0.05) == pytest.approx(1.449e-7, rel=0.01)
+    assert in_batch_loss(vectors, labels[:, :1], weights, 0.05) == pytest.approx(2.25, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_in_batch_loss_and_gradient_equal_the_definition(seed):
+    """Random copies, positives of other examples, hard negatives and unused examples."""
+    rng = np.random.default_rng(seed)
+    examples, count, others, unused = 9, int(rng.integers(1, 4)), int(rng.integers(0, 4)), 3
+    vectors = rng.normal(size=(examples + unused, 1 + count, 8)).astype(np.float32)
+    labels = rng.integers(0, 12, (examples + unused, count + others), dtype=np.int32)
+    labels[:, count:][rng.random((examples + unused, others)) < 0.4] = NO_LABEL
+    order = rng.permutation(examples + unused)
+    used = np.sort(order[:examples])
+    weights = np.zeros(examples + unused, np.float32)
+    weights[used] = 1
+    loss, gradient = jax.value_and_grad(in_batch_loss)(vectors, labels, weights, 0.5)
+    expected = in_batch_loss_by_hand(vectors[used], labels[used], 0.5)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert not np.any(gradient[order[examples:]])
+    direction, step = rng.normal(size=vectors.shape), 1e-4
+    moved = [vectors + sign * step * direction for sign in (1, -1)]
+    ends = [in_batch_loss_by_hand(each[used], labels[used], 0.5) for each in moved]
+    slope = (ends[0] - ends[1]) / (2 * step)
+    assert np.sum(gradient * direction) == pytest.approx(slope, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "rows_per_microbatch"),
+    [(1, 16), (1, 3), (8, 8)],
+    ids=["whole batch", "microbatches, the last padded", "devices"],
+)
+def test_loss_of_several_positives_equals_the_definition(devices, rows_per_microbatch):
+    features = make_features("embedding")
+    vectors, _ = predictor("embedding")(features)
+    labels = [feature.label for feature in features]
+    expected = in_batch_loss_by_hand(vectors, labels, 0.05) / len(features)
+    without_others = [label[:2] for label in labels]
+    assert in_batch_loss_by_hand(vectors, without_others, 0.05) / len(features) > expected + 1e-3
+    settings = {"packed": False, "devices": devices, "rows_per_microbatch": rows_per_microbatch}
+    assert update("embedding", **settings)[0] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
