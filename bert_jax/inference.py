@@ -267,7 +267,7 @@ class PretrainedModel(TextEncoder):
         if head["task"] == "regression":
             return [float(output[0]) for output in outputs][chosen]
         is_multi = head["task"] == "multi_label"
-        ranked = [best_labels(head["labels"], logits, is_multi)[:top_k] for logits in outputs]
+        ranked = [best_labels(head["labels"], logits, is_multi, top_k) for logits in outputs]
         if is_multi and top_k is None:
             ranked = [[best for best in labels if best.probability > 0.5] for labels in ranked]
         elif top_k is None:

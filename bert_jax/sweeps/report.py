@@ -205,6 +205,8 @@ def class_blocks(trial: Trial, split: str) -> list[Block]:
         header, *rows = csv.reader(file, delimiter="\t")
     labels = header[5:]
     text = f"Its scores on {split} by class"
+    if labels != [row[0] for row in rows]:  # Not a confusion matrix: of several labels, or many.
+        return [f"{text}:", Table([header, *rows])]
     if len(labels) <= MAX_CONFUSION:
         header = [*header[:5], *(f"predicted {label}" for label in labels)]
         text += ", and how often each label was predicted for examples of the class"

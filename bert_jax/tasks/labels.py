@@ -128,21 +128,23 @@ def read_labels(
         copies = split_labels(records, column)
         indices = iter(read_labels(copies, column, labels, required, aliases, hint))
         for record in records:
-            chosen = list(itertools.islice(indices, len(record.labels or ())))
-            label_set = np.isin(range(len(labels)), chosen).astype(np.float32)
+            label_set = np.zeros(len(labels), np.float32)
+            label_set[list(itertools.islice(indices, len(record.labels or ())))] = 1
             values.append(None if record.labels is None else label_set)
         check_labeled(records, values, column, required)
         return values
     texts = [record.columns.get(column, "") for record in records]
     names = match_labels(texts, labels) | dict(aliases or {})
+    index_of_label = {label: index for index, label in enumerate(labels)}
     for record, text in zip(records, texts, strict=True):
         name = names[text]
         if not name:
             values.append(None)
-        elif name in labels:
-            values.append(labels.index(name))
+        elif name in index_of_label:
+            values.append(index_of_label[name])
         elif labels:
-            expected = ", ".join(labels)
+            more = f" and {len(labels) - 50} more" if len(labels) > 50 else ""
+            expected = ", ".join(labels[:50]) + more
             raise ValueError(f"{record.location}: label {text!r}, expected one of {expected}{hint}")
         else:
             try:

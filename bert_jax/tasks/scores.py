@@ -5,6 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import scipy  # Imports scipy.stats, which is slow, on first use.
 
+MAX_CONFUSION = 100
+"""Labels up to which a table of scores by class has the confusion matrix."""
+MAX_CONFUSED = 5
+"""Labels named for each class where it has none."""
+
 
 def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the fraction of equal entries; both `[examples]`."""
@@ -29,19 +34,48 @@ def multi_label_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
     return float(np.mean(list(map(f1, predicted.T, expected.T))))
 
 
-def class_table(predicted: np.ndarray, expected: np.ndarray, labels: Sequence) -> list[tuple]:
-    """Returns a header, and each label's scores (0 for 0 / 0) and row of the confusion matrix.
+def class_table(
+    predicted: np.ndarray | scipy.sparse.sparray,
+    expected: np.ndarray | scipy.sparse.sparray,
+    labels: Sequence,
+    multi_label: bool = False,
+) -> list[tuple]:
+    """Returns a header, and a row of each label: its examples, scores (0 for 0 / 0) and confusions.
 
-    A row counts the labels predicted for examples that have its label. `predicted` and `expected`
-    are bool `[examples, labels]`.
+    `predicted` and `expected` are `[examples, labels]`, bool or 0 and 1, dense or sparse. For one
+    label per example, a row ends with its row of the confusion matrix, which counts the labels
+    predicted for its examples; of more than `MAX_CONFUSION` labels, with the wrong ones that are
+    predicted most, as text. If `multi_label`, where a wrong label replaces no other, it ends with
+    how often the label is predicted, and how often it is so correctly.
     """
-    confusion = expected.T.astype(int) @ predicted
-    counts, correct = (predicted.sum(0), expected.sum(0)), np.diag(confusion)
+    predicted, expected = (scipy.sparse.csr_array(x, dtype=np.int64) for x in (predicted, expected))
+    counts = predicted.sum(axis=0), expected.sum(axis=0)
+    correct = predicted.multiply(expected).sum(axis=0)
     precision, recall = (correct / np.maximum(count, 1) for count in counts)
     f1 = 2 * correct / np.maximum(sum(counts), 1)
-    header = ("label", "examples", "precision", "recall", "f1", *labels)
-    columns = (score.round(4).tolist() for score in (precision, recall, f1))
-    return [header, *zip(labels, counts[1].tolist(), *columns, *confusion.T.tolist(), strict=True)]
+    header = ["label", "examples", "precision", "recall", "f1"]
+    columns = [labels, counts[1].tolist()]
+    columns += [score.round(4).tolist() for score in (precision, recall, f1)]
+    if multi_label:
+        header += ["predicted", "correct"]
+        columns += [counts[0].tolist(), correct.tolist()]
+        return [tuple(header), *zip(*columns, strict=True)]
+    confusion = (expected.T @ predicted).tocsr()
+    if len(labels) <= MAX_CONFUSION:
+        header += labels
+        columns += confusion.toarray().T.tolist()
+    else:
+        header.append("confused_with")
+        columns.append([_most_confused(confusion, row, labels) for row in range(len(labels))])
+    return [tuple(header), *zip(*columns, strict=True)]
+
+
+def _most_confused(confusion: scipy.sparse.csr_array, row: int, labels: Sequence) -> str:
+    """Returns the wrong labels that are predicted most for a label, such as "b (3), c (1)"."""
+    cells = slice(*confusion.indptr[row : row + 2])
+    pairs = zip(confusion.indices[cells].tolist(), confusion.data[cells].tolist(), strict=True)
+    wrong = sorted((-count, column) for column, count in pairs if column != row and count)
+    return ", ".join(f"{labels[column]} ({-count})" for count, column in wrong[:MAX_CONFUSED])
 
 
 def matthews(predicted: np.ndarray, expected: np.ndarray) -> float:

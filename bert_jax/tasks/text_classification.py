@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # Imports scipy.sparse on first use.
 from absl import logging
 from ml_collections import ConfigDict
 from scipy.special import expit, softmax
@@ -34,6 +35,11 @@ METRICS_OF_HEADS = {
 # With two classes also these; the second label is the positive class, as in scikit-learn.
 TWO_CLASS_METRICS = {"matthews": scores.matthews}
 RANKING_METRICS = {"roc_auc": scores.roc_auc, "average_precision": scores.average_precision}
+
+MAX_LABELS = 100
+"""Labels up to which the predictions have the probabilities of all, and the log the scores."""
+NUM_BEST = 10
+"""Probabilities of an example in the predictions, if there are more labels."""
 
 
 def get_head(config: ConfigDict) -> Head:
@@ -188,7 +194,8 @@ def make_split(
     With `multi_label` the prediction is all labels whose probability is above 0.5. For two classes,
     `ranking_metrics` rank the examples by the second logit minus the first. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
-    of every class; and NAME_classes.tsv: the `scores.class_table`.
+    of every class, or of more than `MAX_LABELS` of the best and the predicted ones; and
+    NAME_classes.tsv: the `scores.class_table`.
     """
     expected = np.array([feature.label for feature in features])
     is_labeled = features[0].label is not None
@@ -219,7 +226,12 @@ def make_split(
                 line["label"] = describe(expected[index])
             line["prediction"] = describe(predicted[index])
             if labels:
-                line["probabilities"] = dict(best_labels(labels, outputs[index], multi_label))
+                num_predicted = int(predicted[index].sum()) if multi_label else 1
+                top_k = max(NUM_BEST, num_predicted) if len(labels) > MAX_LABELS else len(labels)
+                best = best_labels(labels, outputs[index], multi_label, top_k)
+                line["probabilities"] = dict(best)
+                if len(best) < len(labels):
+                    line["num_other_labels"] = len(labels) - len(best)
             lines.append(line)
         return lines
 
@@ -227,17 +239,20 @@ def make_split(
         path = directory / f"{name}.jsonl"
         tables.write_json_lines(path, describe_examples(outputs))
         if is_labeled and labels:
-            one_hot = np.eye(len(labels), dtype=bool)
             label_sets = (
-                x > 0 if multi_label else one_hot[x] for x in (predict(outputs), expected)
+                x if multi_label else one_hot(x, len(labels)) for x in (predict(outputs), expected)
             )
-            rows = scores.class_table(*label_sets, labels)
-            with open(
-                directory / f"{name}_classes.tsv", "w", newline="", encoding="utf-8"
-            ) as stream:
-                csv.writer(stream, delimiter="\t").writerows(rows)
-            lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in rows)
-            logging.info("%s, by label:\n%s", name, "\n".join(lines))
+            header, *rows = scores.class_table(*label_sets, labels, multi_label)
+            path_of_classes = directory / f"{name}_classes.tsv"
+            with open(path_of_classes, "w", newline="", encoding="utf-8") as stream:
+                csv.writer(stream, delimiter="\t").writerows([header, *rows])
+            which = ""
+            if len(rows) > MAX_LABELS:
+                rows = sorted(rows, key=lambda row: -row[1])[:MAX_LABELS]
+                which = f" (the {MAX_LABELS} most frequent of {len(labels)})"
+            table = [header, *rows]
+            lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in table)
+            logging.info("%s, by label%s:\n%s", name, which, "\n".join(lines))
         return path
 
     return Split(name, features, score if is_labeled else None, write, describe_examples)
@@ -251,12 +266,25 @@ class Classification(NamedTuple):
 
 
 def best_labels(
-    labels: Sequence[str], logits: np.ndarray, multi_label: bool = False
+    labels: Sequence[str],
+    logits: np.ndarray,
+    multi_label: bool = False,
+    top_k: int | None = None,
 ) -> list[Classification]:
-    """Returns all labels and their probabilities (independent if `multi_label`), best first."""
-    probabilities = (expit if multi_label else softmax)(logits).tolist()
-    order = np.argsort(-logits, kind="stable").tolist()
-    return [Classification(labels[index], probabilities[index]) for index in order]
+    """Returns the `top_k` labels (None: all) with their probabilities, best first.
+
+    The probabilities are independent if `multi_label`, and else sum to 1 over all labels.
+    """
+    probabilities = (expit if multi_label else softmax)(logits)
+    order = np.argsort(-logits, kind="stable")[:top_k].tolist()
+    return [Classification(labels[index], float(probabilities[index])) for index in order]
+
+
+def one_hot(classes: np.ndarray, num_labels: int) -> scipy.sparse.csr_array:
+    """Returns int `[examples, labels]`, with 1 in the column of each example's class."""
+    rows = np.arange(len(classes))
+    shape = (len(classes), num_labels)
+    return scipy.sparse.csr_array((np.ones(len(classes), int), (rows, classes)), shape=shape)
 
 
 def choose_metric(metrics: Iterable[str], name: str) -> str:

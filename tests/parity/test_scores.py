@@ -88,7 +88,7 @@ def test_class_table_equals_scikit_learn(multi_label):
         else:
             numbers = classes(rng, binary=False)
             predicted, expected = (np.eye(8, dtype=bool)[each] for each in numbers)
-        rows = scores.class_table(predicted, expected, range(predicted.shape[1]))[1:]
+        rows = scores.class_table(predicted, expected, range(predicted.shape[1]), multi_label)[1:]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # For labels that are never expected.
             reference = metrics.precision_recall_fscore_support(
@@ -97,7 +97,11 @@ def test_class_table_equals_scikit_learn(multi_label):
         actual = np.array([row[1:5] for row in rows])
         np.testing.assert_allclose(actual[:, 0], reference[3])
         np.testing.assert_allclose(actual[:, 1:], np.transpose(reference[:3]), atol=5.1e-5)
-        if not multi_label:
+        if multi_label:
+            matrices = metrics.multilabel_confusion_matrix(expected, predicted)
+            counts = np.stack([matrices[:, :, 1].sum(1), matrices[:, 1, 1]], axis=1)
+            np.testing.assert_array_equal([row[5:] for row in rows], counts)
+        else:
             matrix = metrics.confusion_matrix(*reversed(numbers), labels=range(8))
             np.testing.assert_array_equal([row[5:] for row in rows], matrix)
 

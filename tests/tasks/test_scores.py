@@ -3,8 +3,11 @@
 Expected values were computed by hand, or by scikit-learn and SciPy.
 """
 
+import collections
+
 import numpy as np
 import pytest
+import scipy
 
 from bert_jax.tasks import scores
 
@@ -75,11 +78,50 @@ def test_class_table_has_the_scores_and_confusions_of_each_label():
         ("b", 2, 0.5, 0.5, 0.5, 1, 1, 0),
         ("c", 0, 0.0, 0.0, 0.0, 0, 0, 0),  # Neither expected nor predicted.
     ]
+
+
+def test_class_table_of_several_labels_counts_each_label_alone():
+    """No label takes the place of another, so that there is no confusion matrix."""
     several = np.array([[1, 1], [0, 1]], bool), np.array([[1, 0], [1, 1]], bool)
-    assert scores.class_table(*several, ("a", "b"))[1:] == [
-        ("a", 2, 1.0, 0.5, 0.6667, 1, 2),
-        ("b", 1, 0.5, 1.0, 0.6667, 0, 1),
+    assert scores.class_table(*several, ("a", "b"), multi_label=True) == [
+        ("label", "examples", "precision", "recall", "f1", "predicted", "correct"),
+        ("a", 2, 1.0, 0.5, 0.6667, 1, 1),
+        ("b", 1, 0.5, 1.0, 0.6667, 2, 1),
     ]
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_class_table_of_a_thousand_labels_equals_counting_one_by_one(multi_label):
+    rng, num_labels = np.random.default_rng(0), 1000
+    labels = list(map(str, range(num_labels)))
+    classes = rng.integers(0, num_labels, (2, 4000)) // rng.integers(1, 300, (2, 4000))
+    predicted, expected = (
+        scipy.sparse.coo_array(
+            (np.ones(4000, bool), (np.arange(4000), each)), shape=(4000, num_labels)
+        ).toarray()
+        for each in classes
+    )
+    if multi_label:
+        predicted |= expected & (rng.random(expected.shape) < 0.5)
+        expected |= rng.random(expected.shape) < 0.01
+    header, *rows = scores.class_table(predicted, expected, labels, multi_label)
+    assert len(header) == (7 if multi_label else 6) == len(rows[0])
+    for index in range(num_labels):
+        of_label = [each[:, index] for each in (predicted, expected)]
+        both = int(np.sum(of_label[0] & of_label[1]))
+        num_predicted, num_expected = (int(each.sum()) for each in of_label)
+        precision = both / num_predicted if num_predicted else 0.0
+        recall = both / num_expected if num_expected else 0.0
+        f1 = 2 * both / (num_predicted + num_expected) if num_predicted + num_expected else 0.0
+        assert rows[index][:2] == (labels[index], num_expected)
+        assert rows[index][2:5] == pytest.approx((precision, recall, f1), abs=5.1e-5)
+        if multi_label:
+            assert rows[index][5:] == (num_predicted, both)
+            continue
+        wrong = collections.Counter(map(int, classes[0][of_label[1]]))
+        del wrong[index]
+        best = sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))[:5]
+        assert rows[index][5] == ", ".join(f"{label} ({count})" for label, count in best)
 
 
 def test_f1_is_of_the_given_class():
