@@ -2,12 +2,16 @@
 
 import functools
 import hashlib
+import pickle
 import re
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from bert_corpus.config import CorpusConfig
+from bert_corpus.identity import plain_text
+from bert_corpus.readers import Document
 from bert_corpus.words import UNSPACED_CHARACTERS, count_words
 
 SHINGLE_WORDS = 5
@@ -15,12 +19,43 @@ SHINGLE_WORDS = 5
 SHINGLE_PARTS = re.compile(rf"[{UNSPACED_CHARACTERS}]|[^\s{UNSPACED_CHARACTERS}]+")
 NUM_HASHES = 128  # of a MinHash; the estimate of a similarity is off by up to 0.09
 IDENTIFIED_CHARACTERS = 4096  # of a document, enough to identify its language
+MAX_SPOOLED_BYTES = 1 << 24  # of the pieces of a document in memory; more are on disk
 
 
-def drop_reason(sentences: Sequence[str], config: CorpusConfig) -> str:
-    """Returns the reason for dropping a document, as named in the manifest, or ""."""
+def count_later_words(
+    documents: Iterable[Document], config: CorpusConfig
+) -> Iterator[tuple[Document, int]]:
+    """Yields each document, or piece of a long one, and the number of words in the pieces after it.
+
+    Of the pieces of a document the first has the number, as it decides whether the document is
+    dropped. It is 0 without a `min_words` or `max_words`, and no more is counted than decides.
+    """
+    documents, limit = iter(documents), config.max_words or config.min_words
+    document = next(documents, None)
+    while document is not None:
+        with tempfile.SpooledTemporaryFile(MAX_SPOOLED_BYTES) as spool:
+            num_words, num_pieces, following = 0, 0, next(documents, None)
+            while following and following.continues and not document.continues:
+                if num_words > limit or not limit:
+                    break
+                num_words, num_pieces = num_words + count_words(following.text), num_pieces + 1
+                pickle.dump(following, spool)
+                following = next(documents, None)
+            yield document, num_words
+            spool.seek(0)
+            for _ in range(num_pieces):
+                yield pickle.load(spool), 0
+        document = following
+
+
+def drop_reason(sentences: Sequence[str], config: CorpusConfig, later_words: int = 0) -> str:
+    """Returns the reason for dropping a document, as named in the manifest, or "".
+
+    Of a long document, `sentences` are those of its first piece, and `later_words` the number of
+    words after it.
+    """
     if config.min_words or config.max_words:
-        num_words = sum(map(count_words, sentences))
+        num_words = later_words + sum(map(count_words, sentences))
         if num_words < config.min_words:
             return "short_documents"
         if config.max_words and num_words > config.max_words:
@@ -49,11 +84,11 @@ def near_duplicate_keys(sentences: Sequence[str], threshold: float) -> list[int]
     Two documents have a key in common with a probability that rises from 0 to 1 as the Jaccard
     similarity of their sets of five consecutive words passes `threshold` (Leskovec, Rajaraman and
     Ullman, Mining of Massive Datasets, section 3.4), or of characters in scripts that are written
-    without spaces.
+    without spaces. Words are compared as `plain_text`.
     """
     import datasketch
 
-    words = SHINGLE_PARTS.findall(" ".join(sentences).lower())
+    words = SHINGLE_PARTS.findall(plain_text(" ".join(sentences)))
     starts = range(max(1, len(words) - SHINGLE_WORDS + 1))
     shingles = {" ".join(words[start : start + SHINGLE_WORDS]).encode() for start in starts}
     minhash = datasketch.MinHash(NUM_HASHES, seed=1)

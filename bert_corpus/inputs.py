@@ -1,5 +1,6 @@
 """Finds the inputs of a corpus, local or in a bucket, and splits them into units of work."""
 
+import fnmatch
 import math
 import os
 import re
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import fsspec
+from absl import logging
 
 from bert_corpus.content import COMPRESSED_HEAD_BYTES, HEAD_BYTES, recognize
 from bert_jax.data.tfds import tfds_source
@@ -107,13 +109,15 @@ def find_inputs(
 
 
 def _find_files(pattern: str) -> list[Source]:
-    """Returns the files that match a glob, sorted."""
+    """Returns the files that match a glob, sorted, and logs how many are left out as hidden."""
     is_remote = "://" in pattern
     # What the glob lists has the sizes and versions, too: no request for each file.
     options = {"use_listings_cache": True} if pattern.startswith("gs://") else {}
     try:
         files, path = fsspec.core.url_to_fs(pattern, **options)
         names = [path] if files.isfile(path) else sorted(filter(files.isfile, files.glob(path)))
+        hidden = [name for name in names if _is_hidden(name, path)]
+        names = [name for name in names if not _is_hidden(name, path)]
         found = [(name, files.size(name), files.ukey(name)) for name in names]
     except ImportError as error:
         extra = ": pip install 'bert_jax[buckets]'" if pattern.startswith("gs://") else ""
@@ -121,6 +125,12 @@ def _find_files(pattern: str) -> list[Source]:
     except Exception as error:  # Each library of a cloud raises its own.
         fix = "check the address, and log in to the cloud" if is_remote else "check the path"
         raise OSError(f"cannot read --input={pattern}: {error}; {fix}") from error
+    if hidden:
+        left_out = f"{len(hidden):,} of the matches are hidden files or in hidden folders"
+        fix = "a pattern reads them that names the dot, such as DIR/.*"
+        if not found:
+            raise FileNotFoundError(f"--input={pattern}: all {left_out} ({hidden[0]}); {fix}")
+        logging.warning("--input=%s: %s, and left out (%s); %s", pattern, left_out, hidden[0], fix)
     if not found:
         is_directory = not is_remote and os.path.isdir(os.path.expanduser(pattern))
         hint = "it is a directory, use DIR/*" if is_directory else "check it and quote a *"
@@ -138,6 +148,25 @@ def _find_files(pattern: str) -> list[Source]:
     # At once, because each request to a bucket takes long.
     heads = files.cat_ranges([name for name, *_ in found], [0] * len(found), head_bytes)
     return [_recognized(source, head) for source, head in zip(sources, heads, strict=True)]
+
+
+def _is_hidden(name: str, pattern: str) -> bool:
+    """Returns whether a match of a glob is hidden, or in a hidden folder, that it does not name.
+
+    The shell and `glob.glob` leave these out, too.
+    """
+    return "/." in name and name != pattern and not _matches(name.split("/"), pattern.split("/"))
+
+
+def _matches(parts: list[str], patterns: list[str]) -> bool:
+    """Returns whether the parts of a path match those of a glob, by which "." is to be named."""
+    if not parts or not patterns:
+        return not parts and patterns in ([], ["**"])
+    is_named = patterns[0].startswith(".") or not parts[0].startswith(".")
+    if patterns[0] == "**":
+        return _matches(parts, patterns[1:]) or (is_named and _matches(parts[1:], patterns))
+    is_match = parts[0] == patterns[0] or (is_named and fnmatch.fnmatchcase(parts[0], patterns[0]))
+    return is_match and _matches(parts[1:], patterns[1:])
 
 
 def _recognized(source: Source, head: bytes | Exception) -> Source:

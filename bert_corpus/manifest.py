@@ -12,6 +12,8 @@ from bert_jax.data.packing import token_dtype
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenization import Tokenizer
 
+# Changes when the same input and settings give other rows, or hold out other documents.
+BUILD_VERSION = 2
 # Without a warning:
 MAX_UNKNOWN = 0.01  # of the tokens
 MAX_TRUNCATED = 0.15  # of the tokens; about half a sentence of each pair is
@@ -56,6 +58,7 @@ def make_manifest(
     median = _median_sentences(report.counts)
     return {
         "format_version": FORMAT_VERSION,
+        "build_version": BUILD_VERSION,
         "token_dtype": token_dtype(tokenizer.vocab_size),
         "splits": splits,
         "median_sentences": median,

@@ -10,7 +10,7 @@ from bert_corpus import writing
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.encoding import Encoder
 from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
-from bert_corpus.manifest import make_manifest
+from bert_corpus.manifest import BUILD_VERSION, make_manifest
 from bert_corpus.steps import Part, Report, find_heldout_limit, make_rows, tokenize_unit
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenization import Tokenizer
@@ -71,6 +71,7 @@ class Plan:
         versions = [importlib.metadata.version(name) for name in libraries]
         return [
             FORMAT_VERSION,
+            BUILD_VERSION,
             versions,
             repr(self.config),
             self.tokenizer.sha256,

@@ -37,7 +37,7 @@ MAX_LINES_WITHOUT_TEXT = 1000  # of JSON, at the beginning of a unit
 BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
 # Python's own decompressors ignore garbage after a stream, some also that one is cut off.
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-OTHER_CODECS = {".xz": "xz"}
+COMPRESSED_BYTES = 1 << 16  # of a .xz file, read at once
 ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS datasets of Wikipedia articles without markup
 
 
@@ -91,16 +91,66 @@ def _every_nth(documents: Iterator[Document], unit: Unit) -> Iterator[Document]:
             yield document
 
 
+class XzReader(io.RawIOBase):
+    """Reads a .xz file to its end as `xz -d` does: one stream after another, and their padding.
+
+    Python's LZMAFile takes a damaged beginning of a further stream for the end of the file. Raises
+    LZMAError or EOFError for a file that is damaged or cut off.
+    """
+
+    def __init__(self, compressed: BinaryIO):
+        self._compressed = compressed
+        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        content = b""
+        while not content:
+            if self._decompressor.eof:
+                data = self._next_stream()
+                if not data:
+                    break
+                self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+            elif self._decompressor.needs_input:
+                data = self._compressed.read(COMPRESSED_BYTES)
+                if not data:
+                    raise EOFError("its last stream has no end")
+            else:
+                data = b""
+            content = self._decompressor.decompress(data, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def _next_stream(self) -> bytes:
+        """Returns the beginning of the next stream, b"" at the end of the file."""
+        data, num_zeros = self._decompressor.unused_data, 0
+        while data := data or self._compressed.read(COMPRESSED_BYTES):
+            stream = data.lstrip(b"\0")
+            num_zeros += len(data) - len(stream)
+            data = b""
+            if stream:
+                break
+        else:
+            stream = b""
+        if num_zeros % 4:
+            raise lzma.LZMAError(f"{num_zeros} zeros after a stream, no multiple of 4")
+        return stream
+
+
 @contextlib.contextmanager
 def _open(unit: Unit, decompresses: bool = True) -> Iterator[tuple[BinaryIO, int, int]]:
     """Opens a file, decompressed; yields it, and the bytes at which a unit begins and ends."""
     suffix = format_of(unit.source.path)[1] if decompresses else ""
     try:
-        with fsspec.open(unit.source.path, "rb", compression=OTHER_CODECS.get(suffix)) as stream:
-            if codec := CODECS.get(suffix):
+        with fsspec.open(unit.source.path, "rb") as stream:
+            if suffix == ".xz":
+                stream = io.BufferedReader(XzReader(stream), COMPRESSED_BYTES)
+            elif suffix:
                 import pyarrow  # here, because the import takes long
 
-                stream = pyarrow.CompressedInputStream(stream, codec)
+                stream = pyarrow.CompressedInputStream(stream, CODECS[suffix])
             yield stream, *unit.bounds(unit.source.size)
     except (OSError, EOFError, lzma.LZMAError) as error:
         _raise_if_unreadable(error)
@@ -284,7 +334,7 @@ def _read_parquet(unit: Unit, skipped: collections.Counter) -> Iterator[Document
     path, field = unit.source.path, unit.source.text_field
     try:
         with fsspec.open(path, "rb") as stream:
-            file = parquet.ParquetFile(stream)
+            file = parquet.ParquetFile(stream, page_checksum_verification=True)
             names = file.schema_arrow.names
             if field not in names:
                 raise ValueError(

@@ -55,13 +55,18 @@ def split_sentences(
     elif document.markup == "article":
         passages = article_passages(document.text, skipped)
     elif mode == "lines":
-        return [line.strip() for line in document.text.split("\n") if line.strip()]
+        return [line.strip() for line in _with_unix_ends(document.text).split("\n") if line.strip()]
     else:
         # Text files that are split at blank lines have none left.
-        paragraphs = re.split(r"\n\s*\n", document.text)
+        paragraphs = re.split(r"\n\s*\n", _with_unix_ends(document.text))
         passages = [" ".join(paragraph.split()) for paragraph in paragraphs]
     pieces = itertools.chain.from_iterable(_segment(passage, language) for passage in passages)
     return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _with_unix_ends(text: str) -> str:
+    """Returns text with the line ends that text files are read with; JSON may hold others."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _segment(passage: str, language: str) -> list[str]:

@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_corpus.cleaning import drop_reason, near_duplicate_keys
+from bert_corpus.cleaning import count_later_words, drop_reason, near_duplicate_keys
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.encoding import TYPECODES, Encoder
 from bert_corpus.full_sentences import make_full_sentences, make_segments
+from bert_corpus.identity import text_hash, visible_text
 from bert_corpus.inputs import Unit
 from bert_corpus.packing import pack_pairs
 from bert_corpus.pairs import IS_NEXT, NOT_NEXT, Pair, make_pairs
@@ -45,7 +46,8 @@ class Part(NamedTuple):
     Attributes:
       document: number of the document, ascending in the order of the input.
       number: of the part in the document.
-      digest: hash of the text up to this part's end; parts of copies have the same.
+      digest: hash of the token ids of the document, up to the end of the piece that was read with
+        this part; parts of copies have the same.
       sentences: token ids of `typecode`; Python integers take 20 times the memory.
       typecode: of their arrays, "H" (uint16) or "I" (uint32).
     """
@@ -105,9 +107,22 @@ class Report:
 
 def split_hash(document: Document, config: CorpusConfig) -> int:
     """Returns the 64-bit hash that decides the split of a document, from its text and the seed."""
-    key = str(config.seed).encode()
-    digest = hashlib.blake2b(_hashed(document).encode(), digest_size=8, key=key).digest()
-    return int.from_bytes(digest)
+    return text_hash(_shown_text(document, _split(document, config)), config.seed)
+
+
+def _split(
+    document: Document, config: CorpusConfig, skipped: collections.Counter | None = None
+) -> list[str] | None:
+    """Returns the sentences of a document, None if its markup cannot be parsed."""
+    try:
+        return split_sentences(document, config.sentences, config.language, skipped)
+    except UNREADABLE:
+        return None
+
+
+def _shown_text(document: Document, sentences: list[str] | None) -> str:
+    """Returns the text of a document without its markup."""
+    return " ".join(sentences) if document.markup and sentences else document.text
 
 
 def find_heldout_limit(
@@ -127,15 +142,18 @@ def find_heldout_limit(
     has_others = False
     seen_keys: set[tuple[int, int]] = set()
     documents = (read_documents(unit, collections.Counter()) for unit in chain.from_iterable(units))
-    for document in chain.from_iterable(documents):
-        number = split_hash(document, config)
+    for document, later_words in count_later_words(chain.from_iterable(documents), config):
+        if document.continues:
+            continue
+        texts = _split(document, config)
+        number = text_hash(_shown_text(document, texts), config.seed)
         suffices = sum(smallest.values()) >= needed
         is_smaller = not suffices or number < max(smallest)
         # Of near duplicates the first is kept, so that the keys of all documents are needed.
         is_read = config.near_duplicates or is_smaller or not has_others
-        if document.continues or not is_read:
+        if not is_read or texts is None or drop_reason(texts, config, later_words):
             continue
-        num_spans = _num_spans(document, needed, encoder, config, seen_keys)
+        num_spans = _num_spans(texts, needed, encoder, config, seen_keys)
         if not num_spans or number in smallest or (has_others and not is_smaller):
             continue
         smallest[number] = num_spans
@@ -148,7 +166,7 @@ def find_heldout_limit(
 
 
 def _num_spans(
-    document: Document,
+    texts: list[str],
     needed: int,
     encoder: Encoder,
     config: CorpusConfig,
@@ -156,16 +174,9 @@ def _num_spans(
 ) -> int:
     """Returns how many sentences, or pieces of long ones, a document has, at most `needed`.
 
-    Returns 0 if it is dropped. `seen_keys` are the (band, key) of the documents before it, to which
-    its own are added.
+    Returns 0 for a near duplicate. `texts` are its sentences, `seen_keys` the (band, key) of the
+    documents before it, to which its own are added.
     """
-    try:
-        counter = collections.Counter()
-        texts = split_sentences(document, config.sentences, config.language, counter)
-    except UNREADABLE:
-        return 0
-    if drop_reason(texts, config):
-        return 0
     if config.near_duplicates:
         keys = set(enumerate(near_duplicate_keys(texts, config.near_duplicates)))
         is_near_duplicate = not keys.isdisjoint(seen_keys)
@@ -180,11 +191,6 @@ def _num_spans(
             return needed
     # The order of a single span cannot be predicted.
     return 0 if config.rows == "sentence_order" else num
-
-
-def _hashed(document: Document) -> str:
-    """Returns what is hashed: documents of text files end with a line break, others need not."""
-    return document.text if document.markup else document.text.rstrip("\r\n") + "\n"
 
 
 def tokenize_unit(
@@ -202,34 +208,41 @@ def tokenize_unit(
     `heldout_limit` comes from `find_heldout_limit`.
     """
     itemsize = array(encoder.typecode).itemsize
+    unknown = array(encoder.typecode, [encoder.tokenizer.unk_id]).tobytes()
     document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
     documents = (read_documents(unit, report.skipped) for unit in units)
-    for document in chain.from_iterable(documents):
+    for document, later_words in count_later_words(chain.from_iterable(documents), config):
+        if document.continues and is_dropped:
+            continue
+        texts = _split(document, config, report.skipped)
         if not document.continues:
             document_number, part_number, digest, is_dropped = document_number + 1, 0, b"", False
             # Of all parts: no pair joins two splits.
-            split = "heldout" if split_hash(document, config) < heldout_limit else "train"
-            report.count(split)["documents"] += 1
-        digest = hashlib.blake2b(digest + _hashed(document).encode(), digest_size=16).digest()
-        count = report.count(split)
-        try:
-            texts = split_sentences(document, config.sentences, config.language, report.skipped)
-        except UNREADABLE:
+            hashed = text_hash(_shown_text(document, texts), config.seed)
+            split = "heldout" if hashed < heldout_limit else "train"
+            count = report.count(split)
+            count["documents"] += 1
+        if texts is None:
             report.drop(split, "unreadable_documents", document.text)
             continue
         if not document.continues:
-            if reason := drop_reason(texts, config):
+            if reason := drop_reason(texts, config, later_words):
                 report.drop(split, reason, " ".join(texts))
                 is_dropped = True
-            elif config.near_duplicates:
+                continue
+            if config.near_duplicates:
                 keys = near_duplicate_keys(texts, config.near_duplicates)
                 report.keys.append([document_number, *keys])
-        if is_dropped:
-            continue
         if space := encoder.tokenizer.word_prefix:  # before a sentence that follows another
             first = 0 if document.continues else 1
             texts = [*texts[:first], *(space + text for text in texts[first:])]
         sentences = [ids for ids in encoder.encode(texts) if ids]
+        content = b"".join(sentences)
+        # Other unknown words make other documents, though not to the model. (These bytes may also
+        # be halves of two ids, but copies have the same.)
+        if unknown in content:
+            content += visible_text(_shown_text(document, texts))
+        digest = hashlib.blake2b(digest + content, digest_size=16).digest()
         count["sentences"] += len(sentences)
         count["dropped_empty_sentences"] += len(texts) - len(sentences)
         if not sentences:

@@ -7,9 +7,12 @@ import random
 import numpy as np
 import pytest
 
+from bert_corpus import cleaning, readers
 from bert_corpus.build import build_corpus
 from bert_corpus.cleaning import drop_reason, near_duplicate_keys, near_duplicates
 from bert_corpus.config import ROWS, CorpusConfig
+from bert_corpus.plan import Plan
+from bert_corpus.steps import Report
 from bert_jax.data.rows import Rows
 from bert_jax.tokenization import load_tokenizer
 from tests.helpers import WORDS, random_text, write_vocabulary
@@ -98,6 +101,41 @@ def test_dropped_documents_are_counted_with_samples(tmp_path):
     manifest, samples = build(tmp_path, text, min_words=10)
     assert manifest["splits"]["train"]["dropped"]["short_documents"] == len(WORDS)
     assert samples["short_documents"] == [f"the river {word} ." for word in WORDS][:20]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_kept"),
+    [
+        ({"max_words": 399}, False),
+        ({"max_words": 400}, True),
+        ({"min_words": 400}, True),
+        ({"min_words": 401}, False),
+        ({"min_words": 150, "max_words": 399}, False),
+        ({"min_words": 150, "max_words": 400}, True),
+        ({"max_words": 10}, False),
+        ({"min_words": 2}, True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+@pytest.mark.parametrize("spooled", [1, 1 << 20], ids=["on_disk", "in_memory"])
+def test_words_of_a_long_document_count_to_its_end(
+    tmp_path, monkeypatch, settings, is_kept, kind, spooled
+):
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr(cleaning, "MAX_SPOOLED_BYTES", spooled)
+    documents = ["the river .\n" * 100 + "old stone\n" * 50, "a small town .\n" * 2] * 2
+    text = "\n\n".join(documents)
+    if kind == "jsonl":
+        text = "\n".join(json.dumps({"text": document}) for document in documents)
+    (tmp_path / f"text.{kind}").write_text(text)
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    plan, report = Plan(f"{tmp_path}/text.{kind}", tokenizer, CorpusConfig(**settings)), Report()
+    parts = [part for _, part in plan.tokenize(0, report)]
+    short_is_kept = settings.get("min_words", 0) <= 8 <= settings.get("max_words", 8)
+    assert sum(part.num_tokens() for part in parts) == 2 * (400 * is_kept + 8 * short_is_kept)
+    count = report.count("train") + report.count("heldout")
+    num_dropped = count["dropped_long_documents"] + count["dropped_short_documents"]
+    assert num_dropped == 4 - 2 * is_kept - 2 * short_is_kept and count["documents"] == 4
 
 
 def share_of_common_keys(similarity, threshold):

@@ -1,9 +1,12 @@
 import bz2
 import collections
+import glob
 import gzip
 import itertools
 import json
+import lzma
 import math
+import os
 import pathlib
 import random
 import re
@@ -453,6 +456,131 @@ def test_cut_off_compressed_text_is_a_clear_error(tmp_path, suffix):
     pathlib.Path(path).write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="damaged or cut off"):
         read(path)
+
+
+COMPRESS = {
+    ".gz": lambda content: gzip.compress(content, mtime=0),
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
+}
+# The content of a file of the streams `one`, `two` and `nothing` -> its words; None for damage.
+# The programs `gzip` and `bzip2` only warn of garbage after the last stream, `xz` and `zstd` fail.
+STREAMS = {
+    "one": ("one", lambda one, two, nothing: one),
+    "two": ("one two", lambda one, two, nothing: one + two),
+    "empty first": ("one", lambda one, two, nothing: nothing + one),
+    "empty last": ("one", lambda one, two, nothing: one + nothing),
+    "cut by a byte": (None, lambda one, two, nothing: one[:-1]),
+    "second cut": (None, lambda one, two, nothing: one + two[:-1]),
+    "second begun": (None, lambda one, two, nothing: one + two[:2]),
+    "garbage": (None, lambda one, two, nothing: one + b"garbage" * 9),
+    "garbage between": (None, lambda one, two, nothing: one + b"garbage" * 9 + two),
+    "a byte": (None, lambda one, two, nothing: one + b"x"),
+}
+
+
+@pytest.mark.parametrize("case", STREAMS)
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_streams_are_read_to_the_end_or_refused(tmp_path, suffix, case):
+    expected, join = STREAMS[case]
+    path = tmp_path / f"text.txt{suffix}"
+    path.write_bytes(join(*map(COMPRESS[suffix], (b"one\n" * 500, b"two\n" * 500, b""))))
+    if expected is None:
+        with pytest.raises(ValueError, match="is damaged or cut off"):
+            read(str(path))
+    else:
+        words = "".join(document.text for document in read(str(path))).split()
+        assert words == [word for word in expected.split() for _ in range(500)]
+
+
+@pytest.mark.parametrize(("num_zeros", "is_valid"), [(4, True), (1 << 20, True), (3, False)])
+def test_padding_of_xz_is_a_multiple_of_four_zeros(tmp_path, num_zeros, is_valid):
+    path = tmp_path / "text.txt.xz"
+    zeros = bytes(num_zeros)
+    path.write_bytes(lzma.compress(b"one\n") + zeros + lzma.compress(b"two\n") + zeros)
+    if is_valid:
+        assert [document.text for document in read(str(path))] == ["one\ntwo\n"]
+    else:
+        with pytest.raises(ValueError, match="is damaged or cut off"):
+            read(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])  # Checksums are optional in .zst.
+def test_no_flipped_bit_and_no_cut_changes_a_compressed_text_silently(tmp_path, suffix):
+    rng, compress = random.Random(0), COMPRESS[suffix]
+    texts = [rng.randbytes(150).hex().encode() + b"\n\n" for _ in range(3)]
+    streams = [compress(text) for text in texts]
+    content, path = b"".join(streams), tmp_path / f"text.txt{suffix}"
+    path.write_bytes(content)
+    expected, num_errors = read(str(path)), 0
+    assert len(expected) == 3
+    ends = list(itertools.accumulate(map(len, streams)))
+    for number in range(250):
+        damaged = bytearray(content)
+        if number % 5:
+            damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        else:
+            del damaged[rng.choice([n for n in range(1, len(content)) if n not in ends]) :]
+        path.write_bytes(damaged)
+        try:
+            assert read(str(path)) == expected  # Bits that mean nothing, such as a file's time.
+        except ValueError:
+            num_errors += 1
+    assert num_errors > 200
+
+
+def test_checksums_of_parquet_are_verified(tmp_path):
+    path, texts = tmp_path / "text.parquet", [f"text {n}" for n in range(99)]
+    table = pyarrow.table({"text": texts})
+    options = {"write_page_checksum": True, "compression": "none", "use_dictionary": False}
+    parquet.write_table(table, path, **options)
+    path.write_bytes(path.read_bytes().replace(b"text 77", b"text 87"))
+    with pytest.raises(ValueError, match="is damaged or cut off"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("folder", ["texts", ".texts"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*.txt",
+        "**/*.txt",
+        "*/*.txt",
+        ".*/*.txt",
+        "**/.x.txt",
+        "**/.*.txt",
+        ".a/**/*.txt",
+        "*/.b/*.txt",
+        "[.ab]*/*.txt",
+        "**",
+    ],
+)
+def test_globs_leave_out_hidden_files_as_the_shell_does(tmp_path, monkeypatch, folder, pattern):
+    rng, names = random.Random(0), ["a", ".a", "b", ".b"]
+    for _ in range(40):
+        directory = tmp_path.joinpath(folder, *rng.choices(names, k=rng.randrange(3)))
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / rng.choice(["x.txt", ".x.txt", "y.txt"])).write_text("A dog.")
+    monkeypatch.chdir(tmp_path)
+    for start in (folder, str(tmp_path / folder)):
+        found = glob.glob(f"{start}/{pattern}", recursive=True)
+        expected = sorted(filter(os.path.isfile, found))
+        assert [source.path for source in find_inputs(f"{start}/{pattern}")] == expected
+
+
+def test_hidden_files_are_counted_and_can_be_named(tmp_path, caplog):
+    (tmp_path / ".notes").mkdir()
+    for name in ("a.txt", ".b.txt", ".notes/c.txt"):
+        (tmp_path / name).write_text("A dog.")
+    assert len(find_inputs(f"{tmp_path}/**/*.txt")) == 1
+    assert "2 of the matches are hidden files or in hidden folders, and left out" in caplog.text
+    assert len(find_inputs(f"{tmp_path}/.notes/*.txt,{tmp_path}/.b.txt")) == 2
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"all 1 of the matches are hidden .* names the dot"
+    ):
+        find_inputs(f"{tmp_path}/*.txt")
 
 
 def test_damaged_stream_of_a_multistream_dump_is_a_clear_error(tmp_path):
