@@ -88,7 +88,12 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     if jax.process_index() == 0:
         write_json(workdir / "result.json", result)
     split, _, metric = setup.task.metric.rpartition("/")
-    best = max(finished, key=lambda result: result.get(split, {}).get(metric, 0.0))
+
+    def rank(result: dict) -> tuple[float, float]:  # As of the checkpoints of a run.
+        scores = result.get(split, {})
+        return scores.get(metric, 0.0), -scores.get("loss", 0.0)
+
+    best = max(finished, key=rank)
     return result | {"model": str(directories[best["seed"]])}
 
 

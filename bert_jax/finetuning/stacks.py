@@ -137,11 +137,10 @@ class Stack:
                 continue
             scores, tuned = tune_and_score(task.selection_split, prediction)
             run.evaluate(step, task.selection_split.name, scores)
-            metric = task.metric.rpartition("/")[-1]
-            if run.score is not None and scores[metric] <= run.score:
+            if not run.is_better(scores):
                 continue
             if step == run.best_step:  # A resumed run has saved it; its score is rounded otherwise.
-                run.score = scores[metric]
+                run.set_score(scores)
                 continue
             beat(f"saving step {step} as the best", limited=False)
             run.save_best(step, self._setup.pick(params, index), scores, tuned)

@@ -22,7 +22,7 @@ from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.finetuning.step import Prediction
 from bert_jax.tasks.task import Split
 from bert_jax.training import loop
-from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.metrics import METRICS, MetricsWriter
 from bert_jax.training.workdir import write_json
 
 
@@ -49,10 +49,10 @@ class Trial(NamedTuple):
 class TrialRun:
     """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
 
-    `best_step` and `score` belong to the best checkpoint, None if there is none; `prediction` is
-    what it predicts for the selection split, in a stack of `prediction_size` trials, or None if
-    this process has not computed it. `diverged` is the step at which its loss was not finite, or
-    None.
+    `best_step`, `score` and `score_loss` (on the selection split) belong to the best checkpoint,
+    None if there is none; `prediction` is what it predicts for the selection split, in a stack of
+    `prediction_size` trials, or None if this process has not computed it. `diverged` is the step at
+    which its loss was not finite, or None.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -72,12 +72,14 @@ class TrialRun:
             tracker=trial.config.tracker,
             settings=trial.config.to_dict(),
         )
-        self.best, self.best_step, self.score = trial.workdir / "best", None, None
+        self.best, self.best_step = trial.workdir / "best", None
+        self.score = self.score_loss = None
         self.prediction: Prediction | None = None
         self.prediction_size = 0
         if steps := native.saved_steps(self.best):
             self.best_step = steps[-1]
-            self.score = native.load_settings(self.best / str(self.best_step))["score"]
+            settings = native.load_settings(self.best / str(self.best_step))
+            self.score, self.score_loss = settings["score"], settings.get("scores", {}).get("loss")
 
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
@@ -101,10 +103,29 @@ class TrialRun:
         shown = ", ".join(f"{metric} {score:.4f}" for metric, score in scores.items())
         logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, shown)
 
+    def is_better(self, scores: dict[str, float]) -> bool:
+        """Returns whether the scores of the selection split exceed those of the best checkpoint.
+
+        Where the metrics are equal, the lower loss wins: a metric such as F1 may stay at 0 for long
+        while the model learns.
+        """
+        score, loss = scores[self._metric], scores.get("loss")
+        if self.score is None or score != self.score:
+            return self.score is None or score > self.score
+        return None not in (loss, self.score_loss) and loss < self.score_loss
+
+    def set_score(self, scores: dict[str, float]) -> None:
+        """Sets the scores of the selection split that the best checkpoint has."""
+        self.score, self.score_loss = scores.get(self._metric), scores.get("loss")
+
+    @property
+    def _metric(self) -> str:
+        return self._setup.task.metric.rpartition("/")[-1]
+
     def save_best(self, step: int, params: dict, scores: dict[str, float], tuned: dict) -> None:
         """Writes `params`, their scores and the `tuned` head settings as the best checkpoint."""
-        task = self._setup.task
-        self.best_step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
+        task, self.best_step = self._setup.task, step
+        self.set_score(scores)
         settings = self.settings | {"step": step, "score": self.score, "scores": scores}
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
         kept = {name: each for name, each in task.head_settings.items() if name in task.tuned}
@@ -153,6 +174,8 @@ class TrialRun:
             if self.writes:
                 directory.mkdir(exist_ok=True)
                 files.append(split.write(predictions[split.name].outputs, directory))
+        if self.writes and task.selection_split:
+            warn_of_constant_metric(self.writer.directory / METRICS, task.metric)
         result["predictions"] = [str(path.relative_to(self.writer.directory)) for path in files]
         self._write_result(result | {"seconds": time.monotonic() - began})
 
@@ -164,6 +187,20 @@ class TrialRun:
             # Without a step, or a split to select on, no metric has selected anything.
             selected = {"metric": task.metric} if self.num_steps and task.selection_split else {}
             write_json(self.trial.result_path, {"seed": self.seed} | selected | result)
+
+
+def warn_of_constant_metric(path: pathlib.Path, metric: str) -> None:
+    """Warns if a metric was equal at all of several evaluations, in the lines of `path`."""
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    values = [line[metric] for line in lines if metric in line]
+    if len(values) > 1 and len(set(values)) == 1:
+        logging.warning(
+            "%s was %.4f at all of %d evaluations, so that only the loss has selected the "
+            "checkpoint: train longer, or see Collapsed runs in docs/finetuning.md",
+            metric,
+            values[0],
+            len(values),
+        )
 
 
 def tune_and_score(split: Split, prediction: Prediction) -> tuple[dict[str, float], dict]:

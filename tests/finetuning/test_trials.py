@@ -1,8 +1,16 @@
 """Several seeds of one fine-tuning: their directories, median, minimum and maximum."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
-from bert_jax.finetuning.trials import seed_directories, summarize_seeds
+from bert_jax.finetuning.trials import (
+    TrialRun,
+    seed_directories,
+    summarize_seeds,
+    warn_of_constant_metric,
+)
 
 
 def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
@@ -24,6 +32,43 @@ def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
         seed_directories(tmp_path / "started", 0, 1)
     with pytest.raises(ValueError, match=r"one holds a run of one seed: use another --workdir"):
         seed_directories(tmp_path / "one", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "best"),
+    [
+        ([(0.0, 0.574), (0.0, 0.5), (0.0, 0.45), (0.0, 0.432)], 3),
+        ([(0.0, 0.5), (0.0, 0.4), (0.0, 0.6)], 1),
+        ([(0.5, 0.5), (0.9, 2.0), (0.9, 1.0), (0.8, 0.1)], 2),  # The metric comes first.
+        ([(0.5, 0.5), (0.5, 0.5)], 0),
+        ([(0.5, None), (0.7, None), (0.7, None)], 1),  # Retrieval has no loss.
+        ([(float("-inf"), 0.5), (0.1, 0.9)], 1),
+    ],
+)
+def test_of_equal_scores_the_lowest_loss_is_best(evaluations, best):
+    run = object.__new__(TrialRun)
+    run._setup = SimpleNamespace(task=SimpleNamespace(metric="dev/f1"))
+    run.score = run.score_loss = None
+    chosen = None
+    for index, (score, loss) in enumerate(evaluations):
+        scores = {"f1": score} | ({} if loss is None else {"loss": loss})
+        if run.is_better(scores):
+            run.set_score(scores)
+            chosen = index
+    assert chosen == best
+
+
+def test_a_metric_that_never_changed_is_reported(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": 2, "dev/f1": 0.0}, {"step": 2, "loss": 1}, {"step": 4, "dev/f1": 0.0}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    warn_of_constant_metric(path, "dev/f1")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("dev/f1 was 0.0000 at all of 2 evaluations, so that only")
+    warn_of_constant_metric(path, "loss")  # A single one.
+    path.write_text(path.read_text() + json.dumps({"step": 6, "dev/f1": 0.1}) + "\n")
+    warn_of_constant_metric(path, "dev/f1")
+    assert len(caplog.records) == 1
 
 
 def test_entity_type_that_only_some_seeds_predict_counts_as_0_in_the_others():
