@@ -24,13 +24,8 @@ from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import complete
 from bert_jax.tpu import compilation
-from bert_jax.tpu.chips import CHIPS, parse_topology
-from bert_jax.tpu.jobset import SHAPES_2D, SMALL_SHAPES_3D
+from bert_jax.tpu.chips import default_shape, format_shape, parse_topology
 from bert_jax.training.pretrain_setup import check_numbers, open_phases, setup_pretraining
-
-# Of a slice, also those that only one of the launchers has.
-ALL_SHAPES_2D = ("1x1", *SHAPES_2D, "16x32", "32x32")
-LARGE_SHAPES_3D = ("4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
 
 
 def check_paths(config: ConfigDict) -> None:
@@ -90,10 +85,7 @@ def check_finetuning(config: ConfigDict, num_slices: int) -> None:
 
 def topology_flag(chip: str, num_chips: int, num_slices: int) -> str:
     """Returns the flag by which a configuration gets the topology of these chips."""
-    is_2d = CHIPS[chip].dimensions == 2
-    shapes = ALL_SHAPES_2D if is_2d else (*SMALL_SHAPES_3D, *LARGE_SHAPES_3D)
-    products = {math.prod(map(int, shape.split("x"))): shape for shape in shapes}
-    shape = products.get(num_chips // num_slices, "SHAPE")
+    shape = format_shape(default_shape(chip, num_chips // num_slices))
     return f"--config.topology={chip}:{shape}" + (f":{num_slices}" if num_slices > 1 else "")
 
 

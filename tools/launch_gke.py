@@ -8,7 +8,7 @@ Everything after `--` is passed to `python -m bert_jax.pretrain`, or to another 
 cluster is kubectl's current one. v6e:4x4:2 means two slices. The actions:
 
 launch    copy the last commit to --bucket, create the job (a JobSet), and follow it; with --print,
-          only print the JobSet
+          only print the JobSet, and the commands that copy the commit and create the job
 follow    show the log of process 0 until the job ends; Ctrl-C leaves the job running
 status    show the state of the job and of its pods
 delete    delete the job, which ends it
@@ -18,6 +18,7 @@ docs/cloud_tpu.md explains each step. Not yet run on a real cloud: watch the fir
 
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ from bert_jax.tpu.job import (
     print_status,
 )
 from bert_jax.tpu.jobset import Job, check_placement, make_jobset, parse_topology
-from bert_jax.tpu.launch_gke import JOB_IS_KEPT, GkeJob
+from bert_jax.tpu.launch_gke import JOB_IS_KEPT, GkeJob, archive_address
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ACTIONS = ("launch", "follow", "status", "delete")
@@ -57,7 +58,9 @@ BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gc
 IMAGE = flags.DEFINE_string("image", "python:3.11", "Container image with Python 3.11 or newer.")
 MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Maximum number of restarts.", 0)
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between polls of the job.", 0)
-PRINT = flags.DEFINE_bool("print", False, "Print the JobSet of `launch`, and call no cloud.")
+PRINT = flags.DEFINE_bool(
+    "print", False, "Print the JobSet of `launch`, copy no commit, and call no cloud."
+)
 
 
 def read_settings() -> Job:
@@ -98,7 +101,9 @@ def run(action: str, arguments: list[str]) -> str | None:
             job=[PROGRAM.value, *arguments],
         )
         if PRINT.value:
-            print(json.dumps(make_jobset(settings, last_commit(ROOT), arguments), indent=2))
+            commit = last_commit(ROOT)
+            print(json.dumps(make_jobset(settings, commit, arguments), indent=2))
+            print_status(f"nothing was copied or created. {commands_by_hand(settings, commit)}")
             return None
     exists = gke_job.check_cluster()
     if action == "launch":
@@ -106,6 +111,17 @@ def run(action: str, arguments: list[str]) -> str | None:
     if not exists:
         raise LaunchError(f"there is no job {NAME.value}")
     return getattr(gke_job, action)()
+
+
+def commands_by_hand(settings: Job, commit: str) -> str:
+    """Returns the commands that run the printed JobSet: its pods unpack the commit's archive."""
+    archive = f"launch-{commit[:12]}.tar"
+    context = f" --context={shlex.quote(CONTEXT.value)}" if CONTEXT.value else ""
+    return f"""Its pods need the commit in the bucket. With the JobSet in jobset.json:
+
+git -C {shlex.quote(str(ROOT))} archive --output=/tmp/{archive} {commit}
+gcloud storage cp /tmp/{archive} {archive_address(settings.bucket, commit)}
+kubectl apply --filename=jobset.json{context}"""
 
 
 def main(argv: list[str]) -> None:

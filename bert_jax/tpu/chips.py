@@ -1,6 +1,9 @@
-"""The data sheets of TPU chips, and the names of topologies."""
+"""The data sheets of TPU chips, the slices that exist, and the names of topologies."""
 
 import dataclasses
+import functools
+import itertools
+import math
 import re
 
 GIB = 2**30
@@ -10,36 +13,156 @@ GIB = 2**30
 class Chip:
     """Data-sheet figures of one JAX device: half a chip on v3 and tpu7x, a chip otherwise."""
 
-    clock_hz: float  # Peak bf16 FLOP/s over FLOPs per cycle, two per cell of the matrix units.
+    # Peak bf16 FLOP/s over FLOPs per cycle, two per cell of the matrix units; assumed if there is a
+    # `max_clock_hz`: Google does not publish it, and anything between them agrees with the peak.
+    clock_hz: float
     hbm_bytes: int
     usable_hbm_bytes: float  # What the compiler allows a program: more than hbm_bytes on v5p.
     link_bytes_per_second: float  # To the neighbors, over all links, in one direction.
     dimensions: int  # Of the torus.
     devices_per_chip: int = 1
     megacore: bool = False  # Whether the compiler joins the two cores of a chip into one device.
+    max_clock_hz: float | None = None
+
+    @property
+    def clocks_hz(self) -> tuple[float, ...]:
+        """The clock, or the slowest and the fastest one where it is not published."""
+        return (self.clock_hz, self.max_clock_hz) if self.max_clock_hz else (self.clock_hz,)
 
 
 # Sources: Cloud TPU's system architecture pages (HBM; interconnect, half of it in each direction),
-# Jouppi et al. (2020) for the links of v3 and (2023) for the links of v4. Google does not publish
-# the clock of v6e and tpu7x: 1750 MHz follows from 918 TFLOP/s, and 2200 MHz from 2307 TFLOP/s per
-# chip, if a device has four matrix units of 256 x 256. The two devices of a chip share its links.
+# Jouppi et al. (2020) for the links of v3 and (2023) for the links of v4. The two devices of a chip
+# share its links. Google does not publish the clocks of v6e and tpu7x, and its pages give v6e two
+# or four matrix units of 256 x 256. Two would need 3500 MHz for 918 TFLOP/s, and could not do the
+# 369,231 FLOPs per cycle that the compiler estimates for a product of 8192 x 8192 matrices; four
+# need 1750 MHz. At that clock the product has 70 % of the peak, where v5e has 88 and v5p 90; it
+# would have 100 % at 2486 MHz, the maximum. tpu7x, also with four per device: 2200 MHz for 2307
+# TFLOP/s per chip, 80 %, and 2732 MHz.
 CHIPS = {
     "v3": Chip(940e6, 16 * GIB, 15.48 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices_per_chip=2),
     "v4": Chip(1050e6, 32 * GIB, 30.75 * GIB, 6 * 50e9, dimensions=3, megacore=True),
     "v5e": Chip(1500e6, 16 * GIB, 15.75 * GIB, 400e9 / 2, dimensions=2),
     "v5p": Chip(1750e6, 95 * GIB, 95.74 * GIB, 1200e9 / 2, dimensions=3, megacore=True),
-    "v6e": Chip(1750e6, 32 * GIB, 31.25 * GIB, 800e9 / 2, dimensions=2),
-    "tpu7x": Chip(2200e6, 96 * GIB, 94.75 * GIB, 1200e9 / 2 / 2, dimensions=3, devices_per_chip=2),
+    "v6e": Chip(1750e6, 32 * GIB, 31.25 * GIB, 800e9 / 2, dimensions=2, max_clock_hz=2486e6),
+    "tpu7x": Chip(
+        2200e6,
+        96 * GIB,
+        94.75 * GIB,
+        1200e9 / 2 / 2,
+        dimensions=3,
+        devices_per_chip=2,
+        max_clock_hz=2732e6,
+    ),
 }
+
+# The slices that exist, from cloud.google.com/tpu/docs (a page per chip) and, for tpu7x,
+# cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. In three dimensions they are these and
+# multiples of 4 in ascending order, up to a number of chips.
+SLICES_2D = {
+    "v2": "2x2 4x4 8x8 8x16 16x16",
+    "v3": "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
+    "v5e": "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16",
+    "v6e": "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16",
+}
+SMALL_SLICES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+MAX_CHIPS = {"v4": 3072, "v5p": 6144, "tpu7x": 9216}  # v4 and v5p: 12x16x16 and 16x16x24.
+
+# By the Cloud TPU API's name of a chip, how many of what its accelerator types count a chip has:
+# TensorCores, or chips.
+CORES_IN_NAME = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "v5litepod": 1, "v6e": 1}
+
+
+@functools.cache
+def slice_shapes(chip: str) -> tuple[tuple[int, ...], ...]:
+    """Returns the shapes of the slices that exist of a chip, by ascending number of chips."""
+    if chip in SLICES_2D:
+        return tuple(tuple(map(int, shape.split("x"))) for shape in SLICES_2D[chip].split())
+    cubes = MAX_CHIPS[chip] // 4**3
+    large = [
+        (4 * a, 4 * b, 4 * c)
+        for a, b in itertools.combinations_with_replacement(range(1, cubes + 1), 2)
+        for c in range(b, cubes // (a * b) + 1)
+    ]
+    return tuple(sorted((*SMALL_SLICES_3D, *large), key=math.prod))
+
+
+def default_shape(chip: str, num_chips: int) -> tuple[int, ...] | None:
+    """Returns the most compact shape of a slice of `num_chips`, or None if there is none."""
+    shapes = [shape for shape in slice_shapes(chip) if math.prod(shape) == num_chips]
+    return min(shapes, key=sum, default=None)
+
+
+def nearest_shapes(chip: str, num_chips: int, shape: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """Returns the slices of a chip nearest to one that does not exist.
+
+    They are the one with as many chips that is most similar to `shape` or, if there is none, the
+    most compact ones of the next smaller and the next larger number.
+    """
+    counts = [math.prod(each) for each in slice_shapes(chip)]
+    smaller = max((count for count in counts if count <= num_chips), default=None)
+    larger = min((count for count in counts if count >= num_chips), default=None)
+
+    def distance(each: tuple[int, ...]) -> float:
+        if smaller != larger or len(each) != len(shape):
+            return sum(each)
+        pairs = zip(each, sorted(shape), strict=True)
+        return sum(abs(math.log(size / other)) for size, other in pairs)
+
+    return [
+        min((each for each in slice_shapes(chip) if math.prod(each) == count), key=distance)
+        for count in dict.fromkeys((smaller, larger))
+        if count
+    ]
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def accelerator_type(chip: str, num_chips: int) -> str | None:
+    """Returns the Cloud TPU API's name of a slice, such as v4-32; None if it has no such chip."""
+    if chip == "tpu7x":
+        return None
+    name = "v5litepod" if chip == "v5e" else chip
+    return f"{name}-{num_chips * CORES_IN_NAME[name]}"
+
+
+def parse_accelerator_type(name: str) -> tuple[str, int] | None:
+    """Returns the chip and the number of chips of a name such as v4-32, None for other text.
+
+    The number of chips is rounded down; such a slice need not exist.
+    """
+    match = re.fullmatch(rf"({'|'.join(CORES_IN_NAME)})-([1-9]\d*)", name)
+    if not match:
+        return None
+    chip = "v5e" if match[1] == "v5litepod" else match[1]
+    return chip, int(match[2]) // CORES_IN_NAME[match[1]]
+
+
+def describe_nearest(chip: str, num_chips: int, shape: tuple[int, ...] = ()) -> str:
+    """Names the nearest slices under both names: try v4:2x2x4 (v4-32), the nearest."""
+    texts = []
+    for each in nearest_shapes(chip, num_chips, shape):
+        name = accelerator_type(chip, math.prod(each))
+        texts.append(f"{chip}:{format_shape(each)}" + (f" ({name})" if name else ""))
+    return f"try {' or '.join(texts)}, the nearest"
 
 
 def parse_topology(topology: str) -> tuple[str, list[int], int]:
-    """Parses "v4:4x4x4:2": chip, slice shape in chips, number of slices. Raises ValueError."""
+    """Parses "v4:4x4x4:2": chip, slice shape in chips, number of slices.
+
+    Raises ValueError for another form, or a slice that does not exist.
+    """
     match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)(?::([1-9]\d*))?", topology)
     name, shape, num_slices = match.groups() if match else ("", "", None)
-    sizes = [int(size) for size in shape.split("x") if size]
+    sizes = tuple(int(size) for size in shape.split("x") if size)
     if name not in CHIPS or len(sizes) != CHIPS[name].dimensions:
         examples = (f"{name}:{'x'.join('4' * chip.dimensions)}" for name, chip in CHIPS.items())
         expected = f"CHIP:SHAPE or CHIP:SHAPE:SLICES, such as {', '.join(examples)}"
+        if known := parse_accelerator_type(topology):
+            expected += f"; {describe_nearest(*known)}, for this accelerator type"
         raise ValueError(f"unknown topology {topology!r}: expected {expected}")
-    return name, sizes, int(num_slices or 1)
+    if sizes not in slice_shapes(name):
+        nearest = describe_nearest(name, math.prod(sizes), sizes)
+        raise ValueError(f"topology {topology!r} does not exist: {nearest}")
+    return name, list(sizes), int(num_slices or 1)

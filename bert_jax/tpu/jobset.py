@@ -11,6 +11,7 @@ import shlex
 
 from bert_jax.errors import PREEMPTED
 from bert_jax.tpu import job
+from bert_jax.tpu.chips import describe_nearest, format_shape, slice_shapes
 from bert_jax.tpu.job import LaunchError
 
 # By chip, from cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
@@ -25,10 +26,6 @@ TOPOLOGY_FORM = (
     f"CHIP:SHAPE or CHIP:SHAPE:SLICES, such as v6e:4x4, CHIP one of {', '.join(ACCELERATORS)}"
 )
 CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
-# Of a slice, where the cloud has a maximum: 12x16x16 and 16x16x24.
-MAX_CHIPS = {"v4": 3072, "v5p": 6144}
-SHAPES_2D = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-SMALL_SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 # The exit codes that mean "run it again". JAX aborts a process that has lost another one: 134, or
 # 139 as process 1 of a container, whose SIGABRT the kernel ignores, so that abort() ends with an
 # invalid instruction. A pod that does not end in time gets SIGKILL, 137; SIGTERM before Python
@@ -93,21 +90,15 @@ def parse_topology(text: str) -> Topology:
     job.check_served(chip, "launch_gke")
     if chip not in ACCELERATORS:
         raise LaunchError(f"--topology={text}: there is no chip {chip!r}; expected {TOPOLOGY_FORM}")
-    if chip in ("v5e", "v6e"):
-        expected, exists = ", ".join(SHAPES_2D), shape in SHAPES_2D
-    else:
-        expected = f"{', '.join(SMALL_SHAPES_3D)}, or multiples of 4 in ascending order, as 4x4x8"
-        sizes = [int(size) for size in re.findall(r"\d+", shape)]
-        is_large = re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape) and sizes == sorted(sizes)
-        exists = shape in SMALL_SHAPES_3D or (is_large and not any(size % 4 for size in sizes))
-        if maximum := MAX_CHIPS.get(chip):
-            expected += f", of up to {maximum} chips"
-            exists = exists and math.prod(sizes) <= maximum
+    sizes = tuple(map(int, re.findall(r"\d+", shape)))
+    exists = shape in map(format_shape, slice_shapes(chip))
+    form = f"expected {chip}:SHAPE or {chip}:SHAPE:SLICES"
     if not exists or not re.fullmatch(r"[1-9]\d*|", slices):
-        raise LaunchError(
-            f"--topology={text} does not exist: expected {chip}:SHAPE or {chip}:SHAPE:SLICES, "
-            f"SHAPE one of {expected}"
-        )
+        nearest = "" if exists else f"; {describe_nearest(chip, math.prod(sizes), sizes)}"
+        raise LaunchError(f"--topology={text} does not exist: {form}{nearest}")
+    if math.prod(sizes) < CHIPS_PER_HOST:
+        machines = f"the machines of this launcher have {CHIPS_PER_HOST} chips"
+        raise LaunchError(f"--topology={text}: {machines}; the smallest slice is {chip}:2x2")
     topology = Topology(chip, shape, int(slices or 1))
     if topology.num_slices > 1 and topology.hosts_per_slice == 1:
         raise LaunchError(f"--topology={text}: GKE connects only slices of several hosts")

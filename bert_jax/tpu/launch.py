@@ -12,7 +12,7 @@ import tempfile
 import time
 
 from bert_jax.errors import PREEMPTED
-from bert_jax.tpu import job
+from bert_jax.tpu import chips, job
 from bert_jax.tpu.job import LaunchError, print_status
 
 WORKER = "launch/code/tools/tpu_worker.sh"
@@ -33,21 +33,22 @@ RESOURCE_IS_KEPT = (
 
 def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     """Returns (type of chip, number of chips, number of hosts); see cloud.google.com/tpu/docs."""
-    chip, _, suffix = accelerator_type.partition("-")
-    size = int(suffix) if suffix.isdecimal() else 0
-    if chip in ("v2", "v3", "v4", "v5p") and size and size % 8 == 0:  # TensorCores.
-        return chip, size // 2, size // 8
-    if chip in ("v5litepod", "v6e") and (size in (1, 4, 8) or (size >= 16 and size % 4 == 0)):
-        return chip.replace("litepod", "e"), size, size // 4 if size > 8 else 1
-    job.check_served(chip, "launch_tpu")
+    chip, num_chips = chips.parse_accelerator_type(accelerator_type) or ("", 0)
+    is_even = chip and chips.accelerator_type(chip, num_chips) == accelerator_type
+    if is_even and chips.default_shape(chip, num_chips):
+        per_host = 8 if chip in ("v5e", "v6e") and num_chips <= 8 else 4
+        return chip, num_chips, max(num_chips // per_host, 1)
+    name = accelerator_type.partition("-")[0]
+    job.check_served(name, "launch_tpu")
     wrong = f"--accelerator_type={accelerator_type} is unknown"
     if not accelerator_type:
         wrong = "--accelerator_type is missing"
     expected = "CHIP-N, such as v4-32, CHIP one of v2, v3, v4, v5litepod (v5e), v5p or v6e"
-    if chip in ("v2", "v3", "v4", "v5p"):
-        expected = f"{chip}-N, N the number of TensorCores, a multiple of 8"
-    elif chip in ("v5litepod", "v6e"):
-        expected = f"{chip}-N, N the number of chips: 1, 4, 8, or a multiple of 4 from 16"
+    if name in chips.CORES_IN_NAME:
+        unit = "TensorCores" if chips.CORES_IN_NAME[name] == 2 else "chips"
+        expected = f"{name}-N, N the number of {unit} of a slice that exists"
+    if chip:
+        expected += f"; {chips.describe_nearest(chip, num_chips)}"
     raise LaunchError(f"{wrong}: expected {expected}")
 
 

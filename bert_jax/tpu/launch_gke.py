@@ -99,7 +99,7 @@ class GkeJob:
         commit = job.last_commit(root)  # Restarts run the same code.
         with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
             job.pack_commit(root, commit, archive.name)
-            target = f"gs://{settings.bucket}/{archive_path(commit)}"
+            target = archive_address(settings.bucket, commit)
             if job.run_gcloud("storage", "cp", archive.name, target).returncode:
                 raise LaunchError(
                     f"the commit was not copied to gs://{settings.bucket}; see the error above. It "
@@ -146,6 +146,11 @@ class GkeJob:
         """Deletes the JobSet, which ends the job; Autopilot then removes the hosts."""
         if self.kubectl("delete", "jobset", self.name).returncode and self.query() is not None:
             raise LaunchError(f"{self.name} was not deleted and may cost money; `delete` it again")
+
+
+def archive_address(bucket: str, commit: str) -> str:
+    """Returns the address from which the pods unpack the code of a commit."""
+    return f"gs://{bucket}/{archive_path(commit)}"
 
 
 def without_log(errors: str) -> str:

@@ -61,7 +61,8 @@ def test_job_that_does_not_suit_several_slices_is_refused(changes, message):
 def test_flag_of_the_topology_has_a_shape_that_exists():
     assert topology_flag("v4", 16, 1) == "--config.topology=v4:2x2x4"
     assert topology_flag("v6e", 1, 1) == "--config.topology=v6e:1x1"
-    assert topology_flag("v5p", 192, 1) == "--config.topology=v5p:SHAPE"
+    assert topology_flag("v5p", 192, 1) == "--config.topology=v5p:4x4x12"
+    assert topology_flag("v4", 512, 2) == "--config.topology=v4:4x8x8:2"
 
 
 def check_flags(base: dict, cases: list[tuple[dict, str]]) -> None:

@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -386,6 +387,24 @@ def test_print_shows_the_jobset_without_a_cloud(cloud):
     assert result.returncode == 0 and not cloud.calls()
     jobset = json.loads(result.stdout)
     assert jobset["metadata"]["name"] == "tiny" and jobset["kind"] == "JobSet"
+
+
+def test_commands_beside_a_printed_jobset_run_it(cloud):
+    cloud.plan(0)
+    printed = cloud.run("launch", "--print", context="my cluster")
+    assert not cloud.calls() and "nothing was copied or created" in printed.stderr
+    commands = printed.stderr.splitlines()[-3:]
+    assert commands[2] == "kubectl apply --filename=jobset.json --context='my cluster'"
+    for command in commands:  # The fake reads from its input what it applies.
+        options = {"shell": True, "check": True, "env": cloud.environment, "text": True}
+        subprocess.run(command, cwd=cloud.path, input=printed.stdout, **options)
+    result = cloud.run("follow")
+    assert (
+        result.returncode == 0
+        and "the job of host1 began" in (cloud.path / "hosts/1/log").read_text()
+    ), result.stderr
+    archive = pathlib.Path(re.search(r"--output=(\S+)", commands[0])[1])
+    archive.unlink()
 
 
 def test_uncommitted_changes_are_refused(cloud):

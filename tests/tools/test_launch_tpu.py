@@ -368,9 +368,9 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
 
 def test_job_that_would_fail_is_refused_before_gcloud_is_called(cloud):
     cloud.launch_check("import os, sys; sys.exit(f'{sys.argv[1:]} {os.environ[\"XLA_FLAGS\"]}')")
-    result = cloud.run("launch", accelerator_type="v3-16")
-    words = ["v3", "8", "1", "pretrain", *JOB]
-    message = f"the job would fail: {words} --xla_force_host_platform_device_count=16"
+    result = cloud.run("launch", accelerator_type="v3-32")
+    words = ["v3", "16", "1", "pretrain", *JOB]
+    message = f"the job would fail: {words} --xla_force_host_platform_device_count=32"
     assert result.returncode == 1 and message in result.stderr and not cloud.calls()
 
 
@@ -378,10 +378,14 @@ def test_chips_and_hosts_of_every_kind_of_slice():
     sizes = {"v2-8": ("v2", 4, 1), "v3-32": ("v3", 16, 4), "v4-128": ("v4", 64, 16)}
     sizes |= {"v5p-32": ("v5p", 16, 4), "v5litepod-8": ("v5e", 8, 1), "v6e-64": ("v6e", 64, 16)}
     assert {name: slice_size(name) for name in sizes} == sizes
-    for name in ("v4", "v4-12", "v4-0", "v5e-16", "v6e-2", "v6e-12", "tpu-8", "v4-32x"):
+    missing = ("v4", "v4-12", "v4-0", "v5e-16", "v6e-2", "v6e-12", "tpu-8", "v4-32x", "v4-33")
+    for name in (*missing, "v3-16", "v4-24", "v6e-20", "v6e-512", "v5litepod-12", "v5p-20000"):
         with pytest.raises(LaunchError, match=f"--accelerator_type={name} is unknown"):
             slice_size(name)
     with pytest.raises(LaunchError, match=r"one of v2, v3, v4, v5litepod \(v5e\), v5p or v6e$"):
         slice_size("v5e-16")
-    with pytest.raises(LaunchError, match="expected v6e-N, N the number of chips: 1, 4, 8"):
+    nearest = (
+        r"N the number of chips of .*; try v6e:2x4 \(v6e-8\) or v6e:4x4 \(v6e-16\), the nearest"
+    )
+    with pytest.raises(LaunchError, match=f"expected v6e-N, {nearest}$"):
         slice_size("v6e-12")

@@ -79,6 +79,8 @@ def test_chips_and_hosts_of_a_topology(text, num_chips, hosts_per_slice):
         "v6e:4x4:0",
         "v6e:4x4:x",
         "v6e:4x4:2:2",
+        "v6e:04x4",
+        "v6e:4x4x",
     ],
 )
 def test_topology_that_does_not_exist_is_an_error(text):
