@@ -119,6 +119,8 @@ def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
     if classifier_dropout is not None and family.classifier_dropout_key:
         values[family.classifier_dropout_key] = classifier_dropout
     values["max_position_embeddings"] += config.position_offset
+    if "num_task_embeddings" in family.config_keys:
+        values["use_task_id"] = config.num_task_embeddings > 0
     if "embedding_size" in values and config.embedding_size is None:
         values["embedding_size"] = config.hidden_size
     if modules in family.headless:

@@ -107,6 +107,32 @@ def _tasks(
     }
 
 
+def _renamed(
+    family: Family, class_prefix: str, prefix: str, heads: Mapping[tuple[str, ...], str], **changes
+) -> Family:
+    """Returns a family of the same arithmetic, with other names of classes and of the encoder.
+
+    `heads` are its classes without a task's head, without `class_prefix`; `changes` are of fields.
+    """
+
+    def renamed(name: str) -> str:
+        is_of_encoder = name.startswith(family.prefix)
+        return prefix + name.removeprefix(family.prefix) if is_of_encoder else name
+
+    old = family.headless[()].removesuffix("Model")
+    tasks = {
+        task: each._replace(architecture=class_prefix + each.architecture.removeprefix(old))
+        for task, each in family.tasks.items()
+    }
+    return family._replace(
+        prefix=prefix,
+        names={path: renamed(name) for path, name in family.names.items()},
+        tied={renamed(copy): renamed(original) for copy, original in family.tied.items()},
+        tasks=tasks,
+        headless={modules: class_prefix + name for modules, name in heads.items()},
+    )._replace(**changes)
+
+
 _CONFIG_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -191,11 +217,32 @@ ROBERTA = Family(
     headless={("mlm",): "RobertaForMaskedLM", (): "RobertaModel"},
 )
 
-XLM_ROBERTA = ROBERTA._replace(  # It differs in its vocabulary.
-    defaults=ROBERTA.defaults | {"vocab_size": 30522},
-    tasks=_tasks("XLMRoberta", pooler="classifier.dense", head="classifier.out_proj"),
-    headless={("mlm",): "XLMRobertaForMaskedLM", (): "XLMRobertaModel"},
+# These differ from RoBERTa in their vocabulary.
+_ROBERTA_HEADS = {("mlm",): "ForMaskedLM", (): "Model"}
+_OTHER_SIZE = ROBERTA.defaults | {"vocab_size": 30522}
+XLM_ROBERTA = _renamed(ROBERTA, "XLMRoberta", "roberta.", _ROBERTA_HEADS, defaults=_OTHER_SIZE)
+CAMEMBERT = _renamed(ROBERTA, "Camembert", "roberta.", _ROBERTA_HEADS, defaults=_OTHER_SIZE)
+DATA2VEC_TEXT = _renamed(
+    ROBERTA, "Data2VecText", "data2vec_text.", _ROBERTA_HEADS, defaults=_OTHER_SIZE
 )
+
+# ERNIE adds an embedding of its task, which is 0 unless a caller says otherwise.
+ERNIE = _renamed(
+    BERT,
+    "Ernie",
+    "ernie.",
+    {
+        ("mlm", "nsp"): "ForPreTraining",
+        ("mlm",): "ForMaskedLM",
+        ("nsp",): "ForNextSentencePrediction",
+        (): "Model",
+    },
+    config_keys=_CONFIG_KEYS | {"num_task_embeddings": "task_type_vocab_size"},
+    defaults=BERT.defaults | {"task_type_vocab_size": 3},
+    required=_REQUIRED | {"is_decoder": False},
+)
+_TASK_EMBEDDING = {"encoder/embeddings/task_embedding": "ernie.embeddings.task_type_embeddings"}
+ERNIE = ERNIE._replace(names={**ERNIE.names, **_TASK_EMBEDDING})
 
 DISTILBERT = Family(
     prefix="distilbert.",
@@ -348,6 +395,9 @@ FORMATS = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": XLM_ROBERTA,
+    "camembert": CAMEMBERT,
+    "data2vec-text": DATA2VEC_TEXT,
+    "ernie": ERNIE,
     "distilbert": DISTILBERT,
     "albert": ALBERT,
     "electra": ELECTRA,

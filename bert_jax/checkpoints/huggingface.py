@@ -61,6 +61,8 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
         if not is_optional and not isinstance(values.get(key, 0), int | float):
             raise ValueError(f"config.json: {key} is {values[key]!r}, expected a number")
     fields |= {"family": name, **family.fields}
+    if "num_task_embeddings" in fields and not values.get("use_task_id", False):
+        fields["num_task_embeddings"] = 0
     activation = values.get(family.activation_key, "gelu")
     if activation not in ACTIVATIONS:
         expected = f"expected one of {', '.join(ACTIVATIONS)}"

@@ -49,6 +49,8 @@ class Embeddings(nn.Module):
         self.position_embedding = Embedding(num_positions, **sizes)
         if config.type_vocab_size:
             self.segment_embedding = Embedding(config.type_vocab_size, **sizes)
+        if config.num_task_embeddings:
+            self.task_embedding = Embedding(config.num_task_embeddings, **sizes)
         self.layer_norm = LayerNorm(config.layer_norm_epsilon, self.dtype)
         if config.embedding_size:  # ALBERT and ELECTRA factorize the table of tokens.
             self.projection = Dense(config.hidden_size, config.initializer_range)
@@ -66,6 +68,8 @@ class Embeddings(nn.Module):
         if self.config.type_vocab_size:
             # RoBERTa has one segment, whose vector it adds to all tokens.
             x += self.segment_embedding(jnp.minimum(segment_ids, self.config.type_vocab_size - 1))
+        if self.config.num_task_embeddings:  # ERNIE's first task is the only one.
+            x += self.task_embedding(jnp.zeros_like(tokens))
         x = apply_dropout(self.layer_norm(x), dropout)
         return self.projection(x) if self.config.embedding_size else x
 
@@ -179,7 +183,7 @@ Config, LmHead, PairHead = BertConfig, MaskedLmHead, NextSentenceHead
 # on axis 0.
 RULES = (
     (r"token_embedding/embedding$", EMBEDDING_SPEC),
-    (r"(position|segment)_embedding/embedding$", P()),
+    (r"(position|segment|task)_embedding/embedding$", P()),
     (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
     (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
     (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),

@@ -13,7 +13,17 @@ SIZES = {
     "base": (12, 768),
     "large": (24, 1024),
 }
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra")
+FAMILIES = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "data2vec-text",
+    "ernie",
+    "distilbert",
+    "albert",
+    "electra",
+)
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 
 
@@ -49,6 +59,8 @@ class BertConfig:
     """Width of the embeddings, which a dense layer then widens to `hidden_size`; None: the same."""
     position_offset: int = 0
     """Rows of the position table before the one of the first token of a sequence."""
+    num_task_embeddings: int = 0
+    """Rows of a table of which ERNIE adds the first to all tokens; 0: there is no such table."""
     activation: str = "gelu"
     """Of feed-forward layers and of the head for tokens, one of `ACTIVATIONS`."""
     pooler_activation: str = "tanh"
@@ -71,6 +83,7 @@ class BertConfig:
         "max_position_embeddings",
         "layer_norm_epsilon",
         "type_vocab_size",
+        "num_task_embeddings",
         "position_offset",
         "embedding_size",
         "activation",
@@ -85,10 +98,9 @@ class BertConfig:
         if self.embedding_size is not None and self.embedding_size < 1:
             expected = "expected None, for hidden_size, or at least 1"
             raise ValueError(f"BertConfig.embedding_size is {self.embedding_size}: {expected}")
-        if self.type_vocab_size < 0:
-            raise ValueError(
-                f"BertConfig.type_vocab_size must be at least 0, got {self.type_vocab_size}"
-            )
+        for name in ("type_vocab_size", "num_task_embeddings"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"BertConfig.{name} must be at least 0, got {getattr(self, name)}")
         if self.hidden_size % self.num_heads:
             multiple = f"a multiple of num_heads ({self.num_heads})"
             raise ValueError(f"BertConfig.hidden_size ({self.hidden_size}) must be {multiple}")
@@ -138,7 +150,7 @@ class BertConfig:
     @property
     def has_pooler_input_dropout(self) -> bool:
         """Whether a classifier has dropout before its pooler, too, and not only after it."""
-        return self.family in ("roberta", "xlm-roberta", "electra")
+        return self.family in ("roberta", "xlm-roberta", "camembert", "data2vec-text", "electra")
 
     @property
     def padded_vocab_size(self) -> int:

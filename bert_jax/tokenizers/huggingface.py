@@ -63,17 +63,20 @@ MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
 TOKENIZER_CLASSES = {
     "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
     "BPE": ("RobertaTokenizer",),
-    "Unigram": ("AlbertTokenizer", "XLMRobertaTokenizer"),
+    "Unigram": ("AlbertTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"),
 }
 DEFAULT_TOKENS = {"WordPiece": SpecialTokens(), "BPE": ROBERTA_TOKENS, "Unigram": ALBERT_TOKENS}
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # tokenizer.json alone counts
 # Where no file names a class: `model_type` in config.json -> the class.
 CLASS_OF_MODEL = {
     "roberta": "RobertaTokenizer",
+    "data2vec-text": "RobertaTokenizer",
+    "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
 }
-ROBERTA_CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer")
+UNIGRAM_ROBERTA_CLASSES = ("XLMRobertaTokenizer", "CamembertTokenizer")
+ROBERTA_CLASSES = ("RobertaTokenizer", *UNIGRAM_ROBERTA_CLASSES)
 SEGMENTS = "token_type_ids"  # an input of models, one of `model_input_names`
 # Classes that give a model the segments of a pair in transformers 5; in 4 all but RoBERTa's do.
 CLASSES_WITH_SEGMENTS = ("", "BertTokenizer", "ElectraTokenizer")
@@ -340,8 +343,8 @@ def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_cl
     }
     if tokenizer_class == "RobertaTokenizer" and not is_roberta(spec):
         wrong["tokenizer_class"] = tokenizer_class
-    if tokenizer_class == "XLMRobertaTokenizer":
-        # It takes only the vocabulary and the precompiled step of a file, and splits at white space
+    if tokenizer_class in UNIGRAM_ROBERTA_CLASSES:
+        # They take only the vocabulary and the precompiled step of a file, and split at white space
         # first, which leaves no repeated spaces to replace.
         if not {*types} <= {None, "Precompiled", "Replace"}:
             wrong["tokenizer_class"] = tokenizer_class

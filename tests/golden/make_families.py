@@ -54,6 +54,10 @@ MODELS = {
     | {"model_type": "albert", "embedding_size": 8, "num_hidden_groups": 2},
     "ElectraForMaskedLM": SIZES | {"model_type": "electra", "embedding_size": 8},
     "ElectraForSequenceClassification": SIZES | {"model_type": "electra", "embedding_size": 24},
+    "CamembertForMaskedLM": SIZES | {"model_type": "camembert", "type_vocab_size": 1},
+    "Data2VecTextForSequenceClassification": SIZES | {"model_type": "data2vec-text"},
+    "ErnieForMaskedLM": SIZES | {"model_type": "ernie", "use_task_id": True},
+    "ErnieForSequenceClassification": SIZES | {"model_type": "ernie"},
 }
 
 
@@ -90,7 +94,7 @@ def make_case(name: str) -> tuple[object, dict | None, dict, dict]:
     for row, length in enumerate(LENGTHS):
         second = length // 2 if config.type_vocab_size > 1 else length
         bounds[row, 0] = 0, second, length
-        tokens[row, length:] = config.family == "roberta"  # The id of padding.
+        tokens[row, length:] = config.position_offset > 0  # The id of padding.
     return config, head, tensors, {"tokens": tokens, "sequence_bounds": bounds}
 
 

@@ -45,7 +45,7 @@ DISTILBERT_SIZES = {
     "hidden_dim": 40,
     "max_position_embeddings": 20,
 }
-# Family -> options of six configurations, each with a seed of its own.
+# Family -> options of its configurations, each with a seed of its own.
 OPTIONS = {
     "Bert": (
         {},
@@ -87,6 +87,15 @@ OPTIONS = {
         {"embedding_size": 8, "layer_norm_eps": 1e-6},
         {"embedding_size": 8, "type_vocab_size": 1},
     ),
+    # Arithmetic of RoBERTa's or of BERT's.
+    "XLMRoberta": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
+    "Camembert": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
+    "Data2VecText": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
+    "Ernie": (
+        {"use_task_id": True},
+        {"use_task_id": False, "hidden_act": "relu"},
+        {"use_task_id": True, "task_type_vocab_size": 1, "type_vocab_size": 4},
+    ),
 }
 CLASSES = (
     "Model",
@@ -97,7 +106,9 @@ CLASSES = (
     "ForMultipleChoice",
 )
 # Of ELECTRA alone: the discriminator.
-CASES = [(family, each) for family in OPTIONS for each in CLASSES] + [("Electra", "ForPreTraining")]
+CASES = [(family, each) for family in OPTIONS for each in CLASSES]
+CASES += [("Electra", "ForPreTraining")]
+SEEDED_CASES = [(*case, seed) for case in CASES for seed in range(len(OPTIONS[case[0]]))]
 
 
 def random_model(family: str, head: str, seed: int):
@@ -107,7 +118,7 @@ def random_model(family: str, head: str, seed: int):
     options = (
         sizes
         | OPTIONS[family][seed]
-        | {"num_labels": 2 if head == "ForQuestionAnswering" else NUM_LABELS}
+        | {"num_labels": 2 if head in ("ForQuestionAnswering", "ForPreTraining") else NUM_LABELS}
     )
     config = getattr(transformers, f"{family}Config")(**options)
     model = getattr(transformers, f"{family}{head}")(config).eval()
@@ -127,7 +138,7 @@ def random_rows(config, seed: int, lengths: tuple[int, ...]) -> tuple[dict, dict
     for row, length in enumerate(lengths):
         second = length // 2 if config.type_vocab_size > 1 else length
         bounds[row, 0] = 0, second, length
-        tokens[row, length:] = config.family == "roberta"  # The id of padding.
+        tokens[row, length:] = config.position_offset > 0  # The id of padding.
     rows = {"tokens": tokens, "sequence_bounds": bounds}
     batch = unpack_rows(rows)
     inputs = {"input_ids": tokens, "attention_mask": batch["sequence_ids"] > 0}
@@ -199,9 +210,8 @@ def random_labels(task: str | None, config, is_real: np.ndarray, seed: int) -> t
     return labels, {"labels": torch.tensor(labels[:, 0])}
 
 
-@pytest.mark.parametrize(("family", "head_class"), CASES)
-@pytest.mark.parametrize("seed", range(6))
-def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed, head_class):
+@pytest.mark.parametrize(("family", "head_class", "seed"), SEEDED_CASES)
+def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, head_class, seed):
     model = random_model(family, head_class, seed)
     values = json.loads(model.config.to_json_string(use_diff=False))
     config, head = config_from_huggingface(values), head_from_huggingface(values)
@@ -255,6 +265,37 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed
         exact = parameter.grad.numpy()
         error = np.max(np.abs(written[name] - exact)) / max(np.max(np.abs(exact)), 0.1)
         assert error < TOLERANCE, name
+
+
+TWO_WAY_CASES = [
+    *CASES,
+    *(("Bert", f"For{each}") for each in ("PreTraining", "NextSentencePrediction")),
+    *(("Ernie", f"For{each}") for each in ("PreTraining", "NextSentencePrediction")),
+    ("Albert", "ForPreTraining"),
+]
+
+
+@pytest.mark.parametrize(("family", "head_class"), TWO_WAY_CASES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_exported_model_is_the_same_in_the_same_class(family, head_class, tmp_path):
+    model = random_model(family, head_class, 0)
+    source, written = tmp_path / "source", tmp_path / "written"
+    model.save_pretrained(source)
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if model.config.pad_token_id == 1:
+        names = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    (source / "vocab.txt").write_text("\n".join([*names, *(f"w{i}" for i in range(56))]))
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    loaded = bert_jax.load(source)
+    save_huggingface(written, loaded.params, loaded.settings, loaded.tokenizer)
+    tokens = torch.tensor([[2, 7, 11, 13, 5, 3], [2, 9, 60, 44, 23, 3]])
+    tokens = tokens[None] if head_class == "ForMultipleChoice" else tokens
+    again = type(model).from_pretrained(written).eval()
+    assert again.config.architectures == model.config.architectures
+    with torch.no_grad():
+        expected, found = model(tokens).to_tuple(), again(tokens).to_tuple()
+    for ours, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-6)
 
 
 def test_roberta_with_its_tokenizer_encodes_and_classifies_as_transformers(tmp_path):
