@@ -27,6 +27,7 @@ def find_ranks(
     if listed is None:
         is_listed, wrong = np.ones(len(relevant), bool), np.delete(scores, relevant)
     else:
+        listed = np.asarray(listed, int)
         is_listed, wrong = np.isin(relevant, listed), scores[np.setdiff1d(listed, relevant)]
     own = scores[relevant]
     order = np.argsort(-own, kind="stable")

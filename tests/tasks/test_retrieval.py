@@ -148,6 +148,178 @@ def test_lines_of_an_equal_query_are_one_query_with_several_positives(tmp_path):
     assert labels == [[0, 1], [1, 0], [2]] and task.head.label_layout.shape == (2,)
 
 
+def texts_of(tokenizer, feature):
+    """Returns the words of each text in the only sequence of a feature."""
+    (tokens,) = feature.sequences
+    parts = decode(tokenizer, tokens).removeprefix("[CLS]").split("[SEP]")[:-1]
+    return [part.strip() for part in parts]
+
+
+@pytest.mark.parametrize("role", retrieval.ROLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_random_files_equal_the_definitions(role, seed, tmp_path, tokenizer):
+    """Equal queries and passages are on several lines, spelled in several ways; scores are tied."""
+    rng = np.random.default_rng(seed)
+
+    def spelled(text):
+        return str(rng.choice([text, text.upper(), text.replace(" ", "\r\n"), f" {text} "]))
+
+    corpus = [f"{first} {second}" for first in WORDS[:5] for second in WORDS[5:9]]
+    relevant = {query: set(rng.choice(corpus, 3)) for query in WORDS[:6]}
+    lines = []
+    for query in relevant:
+        others = [text for text in corpus[:: seed + 1] if text not in relevant[query]]
+        for text in [*relevant[query], *relevant[query]]:
+            negatives = list(map(spelled, others))
+            line = {"query": spelled(query), "positive": spelled(text), "negatives": negatives}
+            lines.append(line)
+    rng.shuffle(lines)
+    collection = write_lines(tmp_path / "p.jsonl", [{"text": spelled(text)} for text in corpus])
+    (split,) = make_task(tmp_path, tokenizer, role, dev=lines, data__passages=collection).splits
+    vectors = {text: rng.integers(-1, 2, 4).astype(np.float32) for text in [*relevant, *corpus]}
+    if role == "bi_encoder":
+        outputs = [vectors[texts_of(tokenizer, each)[0]][None] for each in split.features]
+    else:
+        pairs = [texts_of(tokenizer, each) for each in split.features]
+        outputs = [np.array([vectors[query] @ vectors[passage]]) for query, passage in pairs]
+    firsts, shares = [], []
+    for query, right in relevant.items():
+        others = [text for text in corpus[:: seed + 1] if text not in right]
+        ranked = corpus if role == "bi_encoder" else [*right, *others]
+        order = sorted(ranked, key=lambda text: (-vectors[query] @ vectors[text], text in right))
+        ranks = [order.index(text) + 1 for text in right]
+        firsts.append(min(ranks))
+        shares.append([sum(rank <= k for rank in ranks) / len(ranks) for k in (1, 10)])
+    found = split.score(outputs)
+    assert found["mrr_at_10"] == pytest.approx(np.mean([1 / x if x <= 10 else 0 for x in firsts]))
+    assert found["accuracy_at_1"] == pytest.approx(np.mean([x == 1 for x in firsts]))
+    recall = [found["recall_at_1"], found["recall_at_10"]]
+    np.testing.assert_allclose(recall, np.mean(shares, axis=0))
+    assert split.counts["queries"] == len(relevant)
+    # No passage that answers a query is written as its negative.
+    split.write(outputs, tmp_path)
+    written = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert [line["query"] for line in written] == [line["query"] for line in lines]
+    for line in written:
+        negatives = {" ".join(text.lower().split()) for text in line["negatives"]}
+        assert not negatives & relevant[line["query"].strip().lower()]
+
+
+def test_reranker_does_not_rank_what_the_first_stage_missed(tmp_path, tokenizer):
+    corpus = [f"{first} {second}" for first in WORDS[:5] for second in WORDS[5:10]]
+    lines = [{"query": query, "positive": corpus[n]} for n, query in enumerate(WORDS[:7])]
+    lines.append({"query": WORDS[0], "positive": corpus[20]})
+    passages = write_lines(tmp_path / "p.jsonl", [{"text": text} for text in corpus])
+    fields = {"dev": lines, "data__passages": passages}
+    (first_stage,) = make_task(tmp_path, tokenizer, **fields).splits
+    rng = np.random.default_rng(0)
+    outputs = [rng.normal(size=(1, 3)) for _ in first_stage.features]
+    (tmp_path / "first").mkdir()
+    found = [json.loads(line) for line in first_stage.write(outputs, tmp_path / "first").open()]
+    first_scores = first_stage.score(outputs)
+    num_missed = sum(line["rank"] > 10 for line in found)
+    assert 0 < num_missed < 7 and 0 < first_scores["recall_at_10"] < 1
+    task = make_task(tmp_path, tokenizer, "cross_encoder", dev=found)
+    assert task.notes["dev positives that the first stage missed"] == num_missed
+    (split,) = task.splits
+    right = {(line["query"], line["positive"]) for line in lines}
+    perfect = [
+        np.array([float(tuple(texts_of(tokenizer, each)) in right)]) for each in split.features
+    ]
+    scores = split.score(perfect)
+    # It reorders the ten passages that were found.
+    for name in ("accuracy_at_10", "recall_at_10"):
+        assert scores[name] == pytest.approx(first_scores[name])
+    assert next(iter(scores)) == "mrr_at_10" and scores["mrr_at_10"] == scores["accuracy_at_10"]
+    assert scores["mrr_at_10_if_all_found"] == scores["recall_at_10_if_all_found"] == 1
+    (tmp_path / "second").mkdir()
+    reranked = [json.loads(line) for line in split.write(perfect, tmp_path / "second").open()]
+    assert [line["rank"] is None for line in reranked] == [line["rank"] > 10 for line in found]
+    # A third stage knows it, too.
+    task = make_task(tmp_path, tokenizer, "cross_encoder", dev=reranked)
+    assert task.notes["dev positives that the first stage missed"] == num_missed
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ({}, True),  # No first stage is known.
+        ({"rank": None}, False),
+        ({"rank": 3}, True),  # The last of the three passages of the line.
+        ({"rank": 4}, False),
+        ({"rank": 3, "depth": 2}, False),
+        ({"rank": 2, "depth": 2}, True),
+    ],
+)
+def test_first_stage_has_found_a_positive_up_to_its_depth(line, is_found, tmp_path, tokenizer):
+    line = {"query": "king", "positive": "a king", "negatives": ["the war", "old"]} | line
+    (split,) = make_task(tmp_path, tokenizer, "cross_encoder", dev=[line]).splits
+    scores = split.score([np.array([each]) for each in (1.0, 0.0, 0.0)])
+    assert (scores["mrr_at_10"], scores["mrr_at_10_if_all_found"]) == (float(is_found), 1)
+
+
+def test_texts_are_equal_in_training_as_the_model_sees_them(tmp_path, tokenizer):
+    """After truncation, with unknown words; the others of an equal query are not left out."""
+    long = " ".join(WORDS * 2)
+    train = [
+        {"query": "king", "positive": long, "negatives": [f"{long} old", "the war", "a city"]},
+        {"query": f"{long} king", "positive": "Zürich", "negatives": ["Genève", "old", "river"]},
+        {"query": f"{long} old", "positive": "the\nriver", "negatives": ["a road", "road", "war"]},
+        {"query": "KING ", "positive": "A  City", "negatives": ["small", "king", "war"]},
+    ]
+    for role in retrieval.ROLES:
+        task = make_task(tmp_path, tokenizer, role, train=train, data__num_negatives=1)
+        left_out = "train negatives left out, as they are positives of the query"
+        assert task.notes[left_out] == 2
+        unused = "train negatives after the first 1 of a query, not used"
+        assert task.notes[unused] == 4 * 3 - 4 - 2
+        negatives = [decode(tokenizer, feature.sequences[-1]) for feature in task.train]
+        expected = ["the war", "old", "a road", "small"]
+        assert [
+            text.split("[SEP]")[-2].split("[CLS]")[-1].strip() for text in negatives
+        ] == expected
+        # Negatives on which the lines disagree are left out as far as others replace them.
+        with pytest.raises(ValueError, match=r"line 1: fewer negatives \(1, without 2 that answer"):
+            make_task(tmp_path, tokenizer, role, train=train, data__num_negatives=2)
+    labels = [
+        feature.label.tolist()
+        for feature in make_task(tmp_path, tokenizer, train=train, data__num_negatives=1).train
+    ]
+    # Lines 1 and 4, and lines 2 and 3, are one query each.
+    own = [label[0] for label in labels]
+    assert [label[2:] for label in labels] == [[own[3]], [own[2]], [own[1]], [own[0]]]
+
+
+def test_scores_tell_texts_apart_that_only_truncation_makes_equal(tmp_path, tokenizer):
+    long = " ".join(WORDS * 2)
+    dev = [
+        {"query": f"{long} king", "positive": f"{long} a", "negatives": [f"{long} b", "Zürich"]},
+        {"query": f"{long} old", "positive": "Genève"},
+    ]
+    for role in retrieval.ROLES:
+        (split,) = make_task(tmp_path, tokenizer, role, dev=dev).splits
+        assert split.counts["queries"] == 2
+        is_bi_encoder = role == "bi_encoder"
+        outputs = [np.ones((1, 1) if is_bi_encoder else 1)] * len(split.features)
+        ranks = (4, 4) if is_bi_encoder else (3, 1)  # All are equal to the model.
+        assert split.score(outputs)["mrr_at_10"] == pytest.approx(np.mean([1 / r for r in ranks]))
+
+
+def test_positives_on_lines_that_are_left_out_are_known(tmp_path, tokenizer):
+    lines = [
+        {"query": "king", "positive": "a king"},
+        {"query": "old", "positive": "the war"},
+        {"query": "king", "positive": "the war"},
+    ]
+    fields = {"data__num_negatives": 0, "max_train_examples": 2, "max_eval_examples": 1}
+    task = make_task(tmp_path, tokenizer, train=lines, dev=lines, **fields)
+    texts = [decode(tokenizer, feature.sequences[1]) for feature in task.train]
+    assert texts == ["[CLS] a king [SEP]", "[CLS] the war [SEP]"]
+    assert [feature.label.tolist() for feature in task.train] == [[0, 1], [1]]
+    # Evaluation keeps all lines of a query.
+    assert task.splits[0].counts == {"queries": 1, "passages": 2}
+
+
 def test_collection_is_searched_in_addition_to_the_passages_of_the_file(tmp_path, tokenizer):
     passages = write_lines(tmp_path / "passages.jsonl", [{"text": "the war"}, {"text": "new"}])
     (split,) = make_task(tmp_path, tokenizer, data__passages=passages).splits
