@@ -1,21 +1,26 @@
 """What the training loops do around a step: progress, dispatch, profile, checks and logs."""
 
 import collections
+import contextlib
 import math
 import pathlib
+import platform
+import re
 import statistics
 import time
 
+import filelock
 import jax
 import psutil
 import tqdm
 from absl import logging
 
-from bert_jax.buckets import is_bucket
+from bert_jax.buckets import cache_directory, is_bucket
 from bert_jax.errors import NonFiniteLoss
 
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
 STEPS_AHEAD = 2
+MAX_CACHE_BYTES = 2 * 2**30  # A program takes about 1 MB on a CPU, and up to 100 MB on a TPU.
 
 _events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: _events.update([event]))
@@ -78,9 +83,49 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict:
 
 
 def enable_compilation_cache(workdir: pathlib.Path) -> None:
-    """Caches compiled programs, in the workdir unless the environment names a directory."""
-    directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
-    jax.config.update("jax_compilation_cache_dir", directory)
+    """Caches compiled programs, for all runs of this user on this host.
+
+    JAX removes those that were not used for longest. JAX_COMPILATION_CACHE_DIR names another
+    directory, and JAX_COMPILATION_CACHE_MAX_SIZE another limit. A multi-process run has its own
+    cache in the workdir, which its hosts share: process 0 alone writes the programs of all.
+    """
+    if jax.config.jax_compilation_cache_dir:
+        return
+    if jax.process_count() > 1:
+        jax.config.update("jax_compilation_cache_dir", str(workdir / "compiled"))
+        return
+    # A program for the CPU may have instructions that another host with the same home lacks.
+    directory = cache_directory("compiled", platform.machine(), _cpu_features())
+    try:
+        _remove_incomplete_programs(directory)
+    except OSError as error:
+        fix = "set JAX_COMPILATION_CACHE_DIR to a writable directory"
+        logging.warning("Compiled programs are not cached: %s. To cache them, %s", error, fix)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    if jax.config.jax_compilation_cache_max_size < 0:
+        jax.config.update("jax_compilation_cache_max_size", MAX_CACHE_BYTES)
+
+
+def _cpu_features() -> str:
+    """Returns the model and the instruction sets of the CPU; "" where Linux does not say."""
+    with contextlib.suppress(OSError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return "\n".join(sorted(set(re.findall(r"(?:model name|flags|Features)\s*: .*", text))))
+    return ""
+
+
+def _remove_incomplete_programs(directory: pathlib.Path) -> None:
+    """Creates a cache; removes what a process that was killed, or a full disk, left incomplete.
+
+    JAX writes the time of its last use after a program: without one, it would neither read the
+    program nor write any other. Waits for the lock that JAX takes. Raises OSError.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(directory / ".lockfile", timeout=10):
+        for program in directory.glob("*-cache"):
+            if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
+                program.unlink()
 
 
 def log_first_step(state, suffix: str = "") -> None:

@@ -1,5 +1,8 @@
 """Reports of the steps in both mains."""
 
+import pathlib
+
+import jax
 import pytest
 
 from bert_jax.errors import NonFiniteLoss
@@ -37,3 +40,55 @@ def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("First step ") and " s after the start, " in first
     assert second.startswith("First step on rows of 512 tokens ")
+
+
+@pytest.fixture
+def no_cache(monkeypatch, tmp_path):
+    """A process without a cache of compiled programs; yields XDG_CACHE_HOME."""
+    names = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")
+    previous = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    for name, value in previous.items():
+        jax.config.update(name, value)
+
+
+def test_all_workdirs_share_a_bounded_cache_of_compiled_programs(no_cache, tmp_path):
+    loop.enable_compilation_cache(tmp_path / "one")
+    directory = jax.config.jax_compilation_cache_dir
+    assert pathlib.Path(directory).is_relative_to(no_cache / "bert_jax/compiled")
+    assert 0 < jax.config.jax_compilation_cache_max_size < 4e9
+    jax.config.update("jax_compilation_cache_dir", None)  # Another process.
+    loop.enable_compilation_cache(tmp_path / "two")
+    assert jax.config.jax_compilation_cache_dir == directory
+    assert not (tmp_path / "one").exists()
+
+
+def test_program_that_was_not_written_to_its_end_is_removed_from_the_cache(no_cache, tmp_path):
+    loop.enable_compilation_cache(tmp_path)
+    directory = pathlib.Path(jax.config.jax_compilation_cache_dir)
+    for name in ("whole-1-cache", "whole-1-atime", "part-2-cache"):
+        (directory / name).write_bytes(b"8 bytes ")
+    jax.config.update("jax_compilation_cache_dir", None)
+    loop.enable_compilation_cache(tmp_path)
+    assert {path.name for path in directory.glob("*-*")} == {"whole-1-cache", "whole-1-atime"}
+
+
+def test_home_that_cannot_be_written_is_a_warning(no_cache, tmp_path, caplog):
+    no_cache.write_text("a file")
+    loop.enable_compilation_cache(tmp_path)
+    assert jax.config.jax_compilation_cache_dir is None
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "not cached" in warning and str(no_cache) in warning
+
+
+def test_given_cache_is_kept_and_several_processes_share_that_of_the_workdir(
+    no_cache, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    loop.enable_compilation_cache(tmp_path)
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
+    loop.enable_compilation_cache(tmp_path / "other")
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
+    assert not no_cache.exists()
