@@ -55,6 +55,8 @@ def load(
     directory: str | os.PathLike,
     dtype: jax.typing.DTypeLike = "float32",
     device: jax.Device | str | None = None,
+    verify_checksums: bool = True,
+    allow_non_finite: bool = False,
 ) -> "PretrainedModel":
     """Loads a model, whatever devices wrote it; warns about unused and missing tensors.
 
@@ -68,6 +70,9 @@ def load(
         float32.
       device: where the parameters are, and so where the model computes: one of `jax.devices()`, or
         "cpu", "gpu" or "tpu". None: JAX's default device.
+      verify_checksums: whether to compare the files of a native checkpoint with the checksums that
+        were written with them; without, terabytes are read once instead of twice.
+      allow_non_finite: whether to warn of weights that are NaN or infinite, instead of refusing.
     """
     if not isinstance(directory, str | os.PathLike):
         raise TypeError(f"directory must be the path of a model's directory, got {directory!r}")
@@ -75,7 +80,9 @@ def load(
         raise ValueError(f"dtype must be one of {', '.join(CHOICES['dtype'])}, got {name}")
     device = find_device(device) if isinstance(device, str) else device
     with jax.default_device(device):
-        params, settings, tokenizer, report = read_model(directory)
+        params, settings, tokenizer, report = read_model(
+            directory, verify_checksums, allow_non_finite
+        )
     if unexpected := unexpected_tensors(report):
         hint = "a head is loaded if `architectures` in config.json names its class"
         warnings.warn(f"{directory}: {unexpected}; {hint}", stacklevel=2)

@@ -99,7 +99,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     exit_stack.enter_context(claim_workdir(workdir, settings))
     loop.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
-    checkpointer = Checkpointer(workdir, settings, tokenizer, **kept)
+    checkpointer = Checkpointer(workdir, settings, tokenizer, checksums=config.checksums, **kept)
     exit_stack.callback(checkpointer.close)
 
     # Initial or restored state.

@@ -34,13 +34,21 @@ GENERATOR = flags.DEFINE_bool(
     "generator", False, "For an ELECTRA run, write the generator instead of the discriminator."
 )
 
+ALLOW_NON_FINITE = flags.DEFINE_bool(
+    "allow_non_finite", False, "Warn of weights that are NaN or infinite, instead of refusing them."
+)
+
 
 def convert(
-    source: pathlib.Path, destination: pathlib.Path, target_format: str, generator: bool = False
+    source: pathlib.Path,
+    destination: pathlib.Path,
+    target_format: str,
+    generator: bool = False,
+    allow_non_finite: bool = False,
 ) -> None:
     if destination.exists():
         raise FileExistsError(f"{destination} exists already: choose another DST")
-    model = read_model(source)
+    model = read_model(source, allow_non_finite=allow_non_finite)
     print(format_report(model.report))
     if generator:
         model = generator_of(model)
@@ -83,7 +91,7 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     source, destination = (pathlib.Path(argument).absolute() for argument in argv[1:])
     try:
-        convert(source, destination, TO.value, GENERATOR.value)
+        convert(source, destination, TO.value, GENERATOR.value, ALLOW_NON_FINITE.value)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"convert_checkpoint: {error}")
 

@@ -4,18 +4,24 @@
 (JSON: the run's settings) and `vocabulary` (JSON).
 Writing is asynchronous and atomic: a directory under its final name is complete. On a bucket, where
 renaming a directory copies it, one with `commit_success.txt`, which Orbax writes last, is complete.
+Before that, what was written is read back: the shapes of all arrays, and all files for checksums.
 """
 
 import asyncio
 import base64
+import collections
+import concurrent.futures
 import contextlib
 import errno
 import json
 import math
+import os
 import pathlib
+import re
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import flax
 import jax
@@ -24,6 +30,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from bert_jax.buckets import absolute, as_path, is_bucket
+from bert_jax.checkpoints.checksums import check_files, write_checksums
 from bert_jax.checkpoints.parameters import aligned_zeros
 from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
@@ -31,6 +38,9 @@ from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
 
 CHUNKS_PER_READ = 2
 COMMIT = "commit_success.txt"
+# Orbax reads the first three as patterns, TensorStore a backslash as a slash, and etils :/ as an
+# address; TensorStore takes only Unicode.
+MISREAD = re.compile(r"[*?[\\]|:(/|$)|[\ud800-\udfff]")
 
 
 class Checkpointer:
@@ -48,14 +58,21 @@ class Checkpointer:
         *,
         keep_last: int,
         keep_every: int = 0,
+        checksums: bool = True,
     ):
-        """Removes unfinished checkpoints of earlier runs; on a bucket, `save` and `wait` do."""
+        """Removes unfinished checkpoints of earlier runs; on a bucket, `save` and `wait` do.
+
+        Without `checksums`, for which every file is read once more, none are written or compared.
+        """
         self.directory = absolute(workdir) / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
+        self._checksums = checksums
         self._tokenizer = tokenizer
         self.settings = settings  # Those that the next checkpoints store.
         # CheckpointManager would wait ten minutes for the other processes to report a failed write.
-        self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._checkpointer = ocp.AsyncCheckpointer(_Handler(checksums))
+        self._exit_stack = contextlib.ExitStack()
+        self._plain_directory = self._exit_stack.enter_context(plain_path(self.directory))
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             for unfinished in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
@@ -68,13 +85,13 @@ class Checkpointer:
     def save(self, state) -> None:
         """Starts writing `state` after the previous write has finished."""
         self.wait()
-        items = ocp.args.Composite(
+        items = _Items(
             params=_chunked_save_args(state.params),
             training=_chunked_save_args({"step": state.step, "opt_state": state.opt_state}),
             **_metadata_items(self.settings, self._tokenizer),
         )
         with self._writing():
-            _clear(directory := self.directory / str(int(state.step)))
+            _clear(directory := self._plain_directory / str(int(state.step)))
             self._checkpointer.save(directory, args=items)
 
     def check(self) -> None:
@@ -98,19 +115,26 @@ class Checkpointer:
         """Returns the state saved at `step`, or in another checkpoint (a path), like `abstract`."""
         directory = self.directory / str(step) if isinstance(step, int) else step
         training = {"step": abstract.step, "opt_state": abstract.opt_state}
-        items = ocp.args.Composite(
+        items = _Items(
             params=ocp.args.StandardRestore(abstract.params),
             training=ocp.args.StandardRestore(training),
         )
         advice = ". If it is damaged, remove it to resume from the previous checkpoint"
-        with _checkpoint_errors(f"{directory} could not be restored", lambda: advice):
-            restored = self._checkpointer.restore(directory, args=items)
+        with (
+            _checkpoint_errors(f"{directory} could not be restored", lambda: advice),
+            plain_path(directory) as plain,
+        ):
+            if self._checksums:  # Before Orbax's processes begin to wait for each other.
+                with distributed.raise_on_all_processes():
+                    check_files(directory, share=(jax.process_index(), jax.process_count()))
+            restored = self._checkpointer.restore(plain, args=items)
         return abstract.replace(params=restored.params, **restored.training)
 
     def close(self) -> None:
         """Waits for the current write, which would otherwise be lost when the process ends."""
         self.wait()
         self._checkpointer.close()
+        self._exit_stack.close()
 
     def _writing(self) -> contextlib.AbstractContextManager:
         def advice():
@@ -120,6 +144,54 @@ class Checkpointer:
             return f". The last complete one is {last}; {fix}"
 
         return _checkpoint_errors(f"writing a checkpoint to {self.directory} failed", advice)
+
+
+class _Handler(ocp.CompositeCheckpointHandler):
+    """Reads back what was written, before Orbax says that it is complete."""
+
+    def __init__(self, checksums: bool = True):
+        super().__init__()
+        self._checksums = checksums
+
+    def finalize(self, directory: pathlib.Path) -> None:
+        super().finalize(directory)
+        directory = as_path(os.fspath(directory))
+        for item in ("params", "training"):
+            if (directory / item).exists():
+                _check_written(directory / item)
+        if self._checksums:
+            write_checksums(directory)
+
+
+@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
+class _Items(ocp.args.Composite):
+    """The items of a checkpoint, for the handler above."""
+
+
+@contextlib.contextmanager
+def plain_path(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a path to `directory` in which libraries take each character for itself.
+
+    That is a symbolic link to it if its own path has others. It need not exist yet.
+    """
+    if is_bucket(directory) or not MISREAD.search(str(directory)):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="bert_jax-") as links:
+        link = pathlib.Path(links) / "link"
+        link.symlink_to(directory)
+        yield link
+
+
+@contextlib.contextmanager
+def checked(directory: pathlib.Path, items: Collection[str]) -> Iterator[None]:
+    """Compares files with their checksums in another thread, while the caller reads them."""
+    with concurrent.futures.ThreadPoolExecutor(1, "checksums") as executor:
+        check = executor.submit(check_files, directory, items)
+        try:
+            yield
+        finally:
+            check.result()  # Raises in place of what reading raised, which says less.
 
 
 def remove_checkpoint(directory: pathlib.Path) -> None:
@@ -175,7 +247,11 @@ def _checkpoint_errors(message: str, advice: Callable[[], str] = str) -> Iterato
 
 
 def write_checkpoint(
-    directory: pathlib.Path, params: dict, settings: dict, tokenizer: Tokenizer
+    directory: pathlib.Path,
+    params: dict,
+    settings: dict,
+    tokenizer: Tokenizer,
+    checksums: bool = True,
 ) -> None:
     """Writes a checkpoint without training state; waits until it is complete.
 
@@ -184,13 +260,31 @@ def write_checkpoint(
     Raises CheckpointError, also if `directory` exists; on a bucket, it is replaced.
     """
     metadata = _metadata_items(settings | {"has_training_state": False}, tokenizer)
-    items = ocp.args.Composite(params=_chunked_save_args(params), **metadata)
+    items = _Items(params=_chunked_save_args(params), **metadata)
+    directory = absolute(directory)
     with (
         _checkpoint_errors(f"writing a checkpoint to {directory} failed"),
-        ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+        ocp.Checkpointer(_Handler(checksums)) as checkpointer,
+        contextlib.ExitStack() as stack,
     ):
         _clear(directory)
-        checkpointer.save(absolute(directory), args=items)
+        if is_bucket(directory) or not MISREAD.search(str(directory)):
+            checkpointer.save(directory, args=items)
+            return
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if not MISREAD.search(directory.name):
+            parent = stack.enter_context(plain_path(directory.parent))
+            checkpointer.save(parent / directory.name, args=items)
+            return
+        if directory.exists():
+            raise FileExistsError("it exists already")
+        # Under another name first, as Orbax would read its own as a pattern.
+        unfinished = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix=".bert_jax-", dir=directory.parent)
+        )
+        parent = stack.enter_context(plain_path(pathlib.Path(unfinished)))
+        checkpointer.save(parent / "written", args=items)
+        (parent / "written").rename(directory)
 
 
 def _chunked_save_args(tree: dict) -> ocp.args.StandardSave:
@@ -246,12 +340,15 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
 
 
 def load_checkpoint(
-    path: str | pathlib.Path, get_abstract_params: Callable[[dict], dict]
+    path: str | pathlib.Path,
+    get_abstract_params: Callable[[dict], dict],
+    verify_checksums: bool = True,
 ) -> tuple[dict, dict, Tokenizer]:
     """Loads parameters, settings and tokenizer, the parameters onto the default device.
 
     `path` is as in `find_checkpoint`; `get_abstract_params(settings)` returns the expected tree of
-    shapes and dtypes of the parameters. Raises FileNotFoundError or CheckpointError.
+    shapes and dtypes of the parameters. Without `verify_checksums`, the files that hold the
+    parameters are read only once. Raises FileNotFoundError or CheckpointError.
     """
     directory = find_checkpoint(path)
     settings = load_settings(directory)
@@ -260,19 +357,31 @@ def load_checkpoint(
             f"{directory} holds the training state of fine-tuning, before a first evaluation: run "
             "the same command again to resume it, and load its workdir then"
         )
-    with reading(directory):
-        vocabulary = json.loads((directory / "vocabulary/metadata").read_text(encoding="utf-8"))
-        content = base64.b64decode(vocabulary["base64"])
-        tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
+    with (
+        reading(directory),
+        checked(directory, ("params",)) if verify_checksums else contextlib.nullcontext(),
+    ):
+        tokenizer = _load_tokenizer(directory)
         params = read_arrays(
             directory / "params", get_abstract_params(settings), settings["modules"]
         )
     return params, settings, tokenizer
 
 
+def _load_tokenizer(directory: pathlib.Path) -> Tokenizer:
+    check_files(directory, ("vocabulary",))
+    vocabulary = json.loads((directory / "vocabulary/metadata").read_text(encoding="utf-8"))
+    content = base64.b64decode(vocabulary["base64"])
+    tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
+    if tokenizer.sha256 != vocabulary["sha256"]:
+        raise ValueError("vocabulary/metadata: the vocabulary has another SHA-256 than is stored")
+    return tokenizer
+
+
 def load_settings(directory: pathlib.Path) -> dict:
     """Returns the settings of the run that wrote a checkpoint; raises CheckpointError."""
     with reading(directory):
+        check_files(directory, ("config",))
         return json.loads((directory / "config/metadata").read_text(encoding="utf-8"))
 
 
@@ -285,9 +394,32 @@ def read_arrays(
     Uses TensorStore, largest array first: restoring BERT_BASE with Orbax alone takes 1.4 to 1.6
     times the memory of the parameters instead of 1.2, due to its cache and a copy of each array.
     """
+    with plain_path(item) as plain:
+        leaves, structure = _array_metadata(plain)
+        _check_shapes(item, {leaf.name: leaf for leaf in leaves}, expected, modules)
+        limits = {key: {"limit": 2} for key in ("file_io_concurrency", "data_copy_concurrency")}
+        stores, arrays = _open_arrays(plain, leaves, tensorstore.Context(limits)), {}
+        for leaf in sorted(leaves, key=lambda leaf: -math.prod(leaf.shape)):
+            store = stores.pop(leaf.name)
+            values = aligned_zeros(leaf.shape, store.dtype.numpy_dtype)
+            if leaf.shape:
+                _read_in_parts(store, values)
+            else:
+                values[...] = store.read().result()
+            arrays[leaf.name] = jax.block_until_ready(jax.device_put(values))
+    return structure.unflatten([arrays[leaf.name] for leaf in leaves])
+
+
+def _array_metadata(item: pathlib.Path) -> tuple[list, jax.tree_util.PyTreeDef]:
+    """Returns name, shape and dtype of the arrays of an item as they were to be written."""
     # A Checkpointer would wait for the other processes of a run.
-    leaves, structure = jax.tree.flatten(ocp.PyTreeCheckpointHandler().metadata(item).tree)
-    stored = {leaf.name: leaf for leaf in leaves}
+    return jax.tree.flatten(ocp.PyTreeCheckpointHandler().metadata(item).tree)
+
+
+def _check_shapes(
+    item: pathlib.Path, stored: dict, expected: dict | None, modules: Sequence[str]
+) -> None:
+    """Raises ValueError unless the arrays of an item are those of `read_arrays`."""
     expected = stored if expected is None else flax.traverse_util.flatten_dict(expected, sep=".")
     unknown = [module.replace("/", ".") + "." for module in modules]
     unknown = tuple(m for m in unknown if not any(name.startswith(m) for name in expected))
@@ -300,20 +432,34 @@ def read_arrays(
         array, other = (f"{np.dtype(x.dtype)} {list(x.shape)}" if x else "absent" for x in both)
         if array != other:
             raise ValueError(f"{item.name}: {name} is {array}, expected {other}")
-    limits = {key: {"limit": 1} for key in ("file_io_concurrency", "data_copy_concurrency")}
-    context = tensorstore.Context(limits)
-    arrays = {}
-    for leaf in sorted(leaves, key=lambda leaf: -math.prod(leaf.shape)):
+
+
+def _open_arrays(
+    item: pathlib.Path, leaves: list, context: tensorstore.Context
+) -> dict[str, tensorstore.TensorStore]:
+    """Opens the arrays of an item, by name. Raises ValueError for one that is absent."""
+    opening = {}
+    for leaf in leaves:
         kvstore = {"driver": "ocdbt", "base": _kvstore(item), "path": f"{leaf.name}/"}
         spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
-        store = tensorstore.open(spec, context=context, open=True, read=True).result()
-        values = aligned_zeros(leaf.shape, store.dtype.numpy_dtype)
-        if leaf.shape:
-            _read_in_parts(store, values)
-        else:
-            values[...] = store.read().result()
-        arrays[leaf.name] = jax.block_until_ready(jax.device_put(values))
-    return structure.unflatten([arrays[leaf.name] for leaf in leaves])
+        opening[leaf.name] = tensorstore.open(spec, context=context, open=True, read=True)
+    return {name: store.result() for name, store in opening.items()}
+
+
+def _check_written(item: pathlib.Path) -> None:
+    """Raises ValueError unless the arrays of an item have all parts of what was to be written."""
+    leaves, _ = _array_metadata(item)
+    database = {"driver": "ocdbt", "base": _kvstore(item)}
+    keys = tensorstore.KvStore.open(database).result().list().result()
+    parts = collections.Counter(key.decode().rpartition("/")[0] for key in keys)
+    stores = _open_arrays(item, leaves, tensorstore.Context())
+    for leaf in leaves:
+        store = stores[leaf.name]
+        chunks = zip(store.shape, store.chunk_layout.read_chunk.shape or (), strict=True)
+        expected = 1 + math.prod(-(-size // chunk) for size, chunk in chunks)  # With .zarray.
+        found = store.dtype.numpy_dtype, store.shape, parts[leaf.name]
+        if found != (np.dtype(leaf.dtype), tuple(leaf.shape), expected):
+            raise ValueError(f"{item.name}: {leaf.name} was not written completely")
 
 
 def _kvstore(item: pathlib.Path) -> dict[str, str]:

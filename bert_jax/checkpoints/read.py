@@ -4,6 +4,9 @@ import pathlib
 import re
 
 import flax
+import jax
+import numpy as np
+from absl import logging
 
 from bert_jax.buckets import as_path, is_bucket
 from bert_jax.checkpoints.google import is_google, load_google
@@ -18,19 +21,50 @@ from bert_jax.checkpoints.parameters import (
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
 from bert_jax.downloads import find_snapshot
+from bert_jax.errors import CheckpointError
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, generator_params
 
 
-def read_model(directory: str | pathlib.Path) -> LoadedModel:
+def read_model(
+    directory: str | pathlib.Path, verify_checksums: bool = True, allow_non_finite: bool = False
+) -> LoadedModel:
     """Reads a model directory of any format; on a bucket, only a native one.
 
-    Raises FileNotFoundError for a missing model, CheckpointError for a damaged native checkpoint,
-    and otherwise as `load_huggingface` and `load_google`.
+    For `verify_checksums` see `load_checkpoint`. With `allow_non_finite`, weights that are NaN or
+    infinite are counted in a warning. Raises FileNotFoundError for a missing model, CheckpointError
+    for a damaged native checkpoint or such weights, and otherwise as `load_huggingface` and
+    `load_google`.
     """
+    model = _read_any_format(directory, verify_checksums)
+    for path, leaf in flax.traverse_util.flatten_dict(model.params, sep="/").items():
+        if count := count_non_finite(np.asarray(leaf)):
+            values = "value that is" if count == 1 else "values that are"
+            problem = f"{directory}: {path} has {count:,} {values} NaN or infinite"
+            if not allow_non_finite:
+                raise CheckpointError(
+                    f"{problem}, of {leaf.size:,}: use an earlier checkpoint, or another copy of "
+                    "the file; or read it all the same with allow_non_finite"
+                )
+            logging.warning("%s, of %s", problem, f"{leaf.size:,}")
+    return model
+
+
+def count_non_finite(values: np.ndarray) -> int:
+    """Returns the number of values that are NaN or infinite; fast if there are none."""
+    if not jax.dtypes.issubdtype(values.dtype, np.floating):
+        return 0
+    flat = values.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if flat.dtype == np.float32 and np.isfinite(np.dot(flat, flat)):
+            return 0  # The squares of large values may overflow: then they are counted.
+    return flat.size - int(np.count_nonzero(np.isfinite(flat)))
+
+
+def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> LoadedModel:
     name, directory = str(directory), as_path(directory)
     if is_bucket(directory):
-        return _read_native(directory)
+        return _read_native(directory, verify_checksums)
     directory = find_snapshot(directory.expanduser().absolute())
     if any((directory / filename).exists() for filename in (*WEIGHTS_FILENAMES, MODULES_FILENAME)):
         return load_huggingface(directory)
@@ -43,7 +77,7 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
             hint = f"for a model on a hub, first run: hf download {name} --local-dir DIR"
         raise FileNotFoundError(f"{directory} does not exist; {hint}")
     try:
-        return _read_native(directory)
+        return _read_native(directory, verify_checksums)
     except FileNotFoundError as error:
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
         if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
@@ -52,8 +86,8 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
         raise FileNotFoundError(f"{error}; {hint}") from None
 
 
-def _read_native(directory: pathlib.Path) -> LoadedModel:
-    params, settings, tokenizer = load_checkpoint(directory, abstract_params)
+def _read_native(directory: pathlib.Path, verify_checksums: bool) -> LoadedModel:
+    params, settings, tokenizer = load_checkpoint(directory, abstract_params, verify_checksums)
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
         settings["head"] |= settings.get("tuned_head_settings", {})
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.buckets import is_bucket
+from bert_jax.checkpoints.checksums import check_files, read_checksums
 from bert_jax.checkpoints.native import load_checkpoint, read_arrays, reading
 from bert_jax.checkpoints.read import abstract_params
 from bert_jax.errors import CheckpointError
@@ -26,9 +27,10 @@ def load_training_state(directory: pathlib.Path) -> dict:
 def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
     """Reads an entire checkpoint; returns its `step` (or 0), and bytes of `params` and `training`.
 
-    Raises CheckpointError if anything is missing, truncated, not finite, or of another model.
+    Raises CheckpointError if anything is missing or changed, not finite, or of another model.
     """
-    params, settings, _ = load_checkpoint(directory, abstract_params)
+    check_files(directory)
+    params, settings, _ = load_checkpoint(directory, abstract_params, verify_checksums=False)
     has_state = settings.get("has_training_state", True)
     training = load_training_state(directory) if has_state else {"step": np.int32(0)}
     for path in directory.glob("*/array_metadatas/*"):  # Orbax reads these only when resuming.
@@ -52,9 +54,13 @@ def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
 def print_summary(directory: pathlib.Path) -> None:
     """Verifies a checkpoint and prints a summary; raises CheckpointError."""
     sizes = verify_checkpoint(directory)
+    count = len(read_checksums(directory))
+    checksums = f"the checksums of {count} files agree"
+    if not count:
+        checksums = "no checksums, as it is of an older version: numbers that changed go undetected"
     print(
         f"{directory}: complete, step {sizes['step']:,}, parameters {sizes['params']:,} bytes, "
-        f"training state {sizes['training']:,} bytes"
+        f"training state {sizes['training']:,} bytes; {checksums}"
     )
 
 

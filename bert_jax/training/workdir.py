@@ -49,6 +49,7 @@ CHANGEABLE_ON_RESUME = (
     "eval_",
     "max_eval_batches",
     "checkpoint_every",
+    "checksums",
     "keep_",
     "stall_seconds",
     "profile_steps",

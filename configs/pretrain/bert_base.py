@@ -90,6 +90,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.checkpoint_every = 5_000  # Steps between checkpoints.
     config.keep_checkpoints = 3  # Keeps the last N checkpoints.
     config.keep_every = 0  # Also keeps a checkpoint every N steps; 0 means none.
+    # Of each file of a checkpoint, compared on resuming: reads them once more (terabytes: False).
+    config.checksums = True
     config.profile_steps = 0  # Steps whose trace is written to the workdir, from the third.
     # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
     config.tracker = ""

@@ -78,7 +78,7 @@ def test_run_keeps_the_configured_number_of_checkpoints(config, tmp_path, monkey
     monkeypatch.setattr(pretrain, "Checkpointer", open_checkpointer)
     with pytest.raises(Opened) as opened:
         pretrain.train_and_evaluate(config, tmp_path)
-    assert opened.value.args == ({"keep_last": 2, "keep_every": 4},)
+    assert opened.value.args == ({"keep_last": 2, "keep_every": 4, "checksums": True},)
 
 
 @pytest.mark.slow
@@ -118,6 +118,12 @@ def test_one_non_finite_value_is_detected(workdir, tmp_path):
         verify_checkpoint(tmp_path / "written")
 
 
+def copy_as_of_an_older_version(workdir, copied):
+    """Copies the last checkpoint of `workdir` to `copied`, without its checksums."""
+    shutil.copytree(find_checkpoint(workdir), copied)
+    (copied / "checksums.json").unlink()
+
+
 def check(*arguments):
     command = [sys.executable, ROOT / "tools" / "check_checkpoint.py", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
@@ -134,14 +140,14 @@ def test_tool_checks_and_copies(workdir, tmp_path):
     assert inside.returncode == 1 and "is within the checkpoint" in inside.stderr
     shutil.rmtree(next((tmp_path / "copy" / "params").glob("ocdbt.process_0")))
     damaged = check(tmp_path / "copy")
-    assert damaged.returncode == 1 and "could not be read as a checkpoint" in damaged.stderr
+    assert damaged.returncode == 1 and "params/ocdbt.process_0/" in damaged.stderr
     absent = check(tmp_path / "nowhere")
     assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
 
 
 def test_parameters_of_another_model_are_detected(workdir, tmp_path):
     copied = tmp_path / "9"
-    shutil.copytree(find_checkpoint(workdir), copied)
+    copy_as_of_an_older_version(workdir, copied)
     settings = json.loads((copied / "config" / "metadata").read_text())
     settings["architecture"]["intermediate_size"] *= 2
     (copied / "config" / "metadata").write_text(json.dumps(settings))
@@ -151,7 +157,7 @@ def test_parameters_of_another_model_are_detected(workdir, tmp_path):
 
 def copy_with_settings(workdir, copied, **settings):
     """Copies the last checkpoint of `workdir` to `copied`, with other `settings`."""
-    shutil.copytree(find_checkpoint(workdir), copied)
+    copy_as_of_an_older_version(workdir, copied)
     path = copied / "config" / "metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
@@ -170,7 +176,7 @@ def test_own_module_without_parameters_is_detected(workdir, tmp_path):
 
 def test_parameters_in_place_of_training_state_are_detected(workdir, tmp_path):
     copied = tmp_path / "9"
-    shutil.copytree(find_checkpoint(workdir), copied)
+    copy_as_of_an_older_version(workdir, copied)
     shutil.rmtree(copied / "training")
     shutil.copytree(copied / "params", copied / "training")
     with pytest.raises(CheckpointError, match="training/ is incomplete, or not a training state"):
@@ -180,7 +186,7 @@ def test_parameters_in_place_of_training_state_are_detected(workdir, tmp_path):
 def test_training_state_of_another_model_is_detected(workdir, tmp_path):
     """Both have the shapes of their optimizer's moments, but one has more layers."""
     copied, model = tmp_path / "9", read_model(workdir)
-    shutil.copytree(find_checkpoint(workdir), copied)
+    copy_as_of_an_older_version(workdir, copied)
     assert verify_checkpoint(copied)["step"] == 9
     deeper = copy.deepcopy(model.settings)
     deeper["architecture"]["num_layers"] = 4

@@ -1,0 +1,266 @@
+"""A changed bit of a checkpoint is an error or has no effect, whoever reads it."""
+
+import json
+import logging
+import pathlib
+import random
+import shutil
+
+import flax
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.checkpoints.checksums import CHECKSUMS
+from bert_jax.checkpoints.native import Checkpointer, load_checkpoint, write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
+from bert_jax.checkpoints.read import abstract_params, read_model
+from bert_jax.checkpoints.verify import print_summary, verify_checkpoint
+from bert_jax.errors import CheckpointError
+from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.config import BertConfig
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.state import TrainState
+from tests import helpers
+
+KINDS = ("pre-training", "fine-tuning")
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory) -> tuple:
+    """A training state with random numbers, its settings and its tokenizer."""
+    vocabulary = helpers.write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab.txt")
+    tokenizer, rng = load_tokenizer(vocabulary), np.random.default_rng(0)
+    config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
+    shapes = flax.traverse_util.unflatten_dict(parameter_shapes(config), sep="/")
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, leaf.dtype), shapes)
+    optimizer = make_optimizer("bert_adam", lambda step: 1e-4)
+    settings = model_settings(config, params) | {"seed": 3}
+    return TrainState(np.int32(7), params, optimizer.init(params)), settings, tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoints(state, tmp_path_factory) -> dict[str, pathlib.Path]:
+    """A checkpoint of each of `KINDS`."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    training, settings, tokenizer = state
+    checkpointer = Checkpointer(directory, settings, tokenizer, keep_last=1)
+    checkpointer.save(training)
+    checkpointer.close()
+    head = {"task": "classification", "labels": ["no", "yes"]}
+    config = config_from_settings(settings)
+    shapes = flax.traverse_util.unflatten_dict(parameter_shapes(config, head), sep="/")
+    params = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.1, leaf.dtype), shapes)
+    params["encoder"] = training.params["encoder"]
+    del params["mlm"], params["nsp"]
+    tuned = model_settings(config, params) | {"head": head}
+    write_checkpoint(directory / "best" / "7", params, tuned, tokenizer)
+    return {"pre-training": directory / "checkpoints" / "7", "fine-tuning": directory / "best/7"}
+
+
+def load(directory, state):
+    model = read_model(directory)
+    return model.params, model.settings, (model.tokenizer.filename, model.tokenizer.content)
+
+
+def check(directory, state):
+    return verify_checkpoint(directory)
+
+
+def resume(directory, state):
+    training, settings, tokenizer = state
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding), training
+    )
+    checkpointer = Checkpointer(directory.parents[1], settings, tokenizer, keep_last=1)
+    try:
+        return checkpointer.restore(int(directory.name), abstract)
+    finally:
+        checkpointer.close()
+
+
+READERS = {"pre-training": (load, check, resume), "fine-tuning": (load, check)}
+
+
+def assert_equal(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+class Damage:
+    """Counts what each reader makes of a changed checkpoint; fails if any reads other values."""
+
+    def __init__(self, kind, checkpoint, state, directory):
+        self.directory = directory / "checkpoints" / "7"
+        shutil.copytree(checkpoint, self.directory)
+        self.files = sorted(path for path in self.directory.rglob("*") if path.is_file())
+        self._state, self._readers = state, READERS[kind]
+        self._intact = [reader(self.directory, state) for reader in self._readers]
+        self.errors = self.same = 0
+
+    def read(self, what: str) -> None:
+        for reader, intact in zip(self._readers, self._intact, strict=True):
+            try:
+                found = reader(self.directory, self._state)
+            except CheckpointError as error:
+                assert str(self.directory) in str(error), what
+                self.errors += 1
+            else:
+                assert_equal(found, intact)
+                self.same += 1
+
+    def flip(self, path: pathlib.Path, rng: random.Random) -> None:
+        content = path.read_bytes()
+        position, changed = rng.randrange(len(content)), bytearray(content)
+        changed[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(changed)
+        self.read(f"{path}, byte {position}")
+        path.write_bytes(content)
+
+
+@pytest.fixture(params=KINDS)
+def damage(request, checkpoints, state, tmp_path) -> Damage:
+    return Damage(request.param, checkpoints[request.param], state, tmp_path)
+
+
+def test_one_changed_bit_of_each_file_is_an_error_or_has_no_effect(damage):
+    rng = random.Random(0)
+    for path in damage.files:
+        damage.flip(path, rng)
+    assert damage.errors > 3 * damage.same
+
+
+@pytest.mark.slow
+def test_200_changed_bits_are_errors_or_have_no_effect(damage):
+    """Over all bytes, and as often over all files: most are small."""
+    rng = random.Random(1)
+    sizes = [path.stat().st_size for path in damage.files]
+    by_size = rng.choices(damage.files, sizes, k=100)
+    for path in by_size + rng.choices(damage.files, k=100):
+        damage.flip(path, rng)
+    assert damage.errors > 3 * damage.same
+
+
+@pytest.mark.slow
+def test_files_that_are_exchanged_or_absent_are_errors_or_have_no_effect(damage):
+    for path, other in zip(damage.files, damage.files[1:], strict=False):
+        contents = path.read_bytes(), other.read_bytes()
+        path.write_bytes(contents[1])
+        other.write_bytes(contents[0])
+        damage.read(f"{path} and {other} exchanged")
+        path.write_bytes(contents[0])
+        other.unlink()
+        damage.read(f"{other} absent")
+        other.write_bytes(contents[1])
+    assert damage.errors > 3 * damage.same
+
+
+def test_a_changed_bit_of_the_values_is_named_with_its_file(checkpoints, tmp_path):
+    copied = tmp_path / "7"
+    shutil.copytree(checkpoints["pre-training"], copied)
+    largest = max(copied.rglob("params/*/d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[2000] ^= 0x40
+    largest.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{largest} is damaged: its CRC-32 is "):
+        bert_jax.load(copied)
+    assert bert_jax.load(copied, verify_checksums=False).params  # What it was without checksums.
+
+
+def test_a_checkpoint_without_checksums_is_read_as_before(checkpoints, state, tmp_path, capsys):
+    copied = tmp_path / "7"
+    shutil.copytree(checkpoints["pre-training"], copied)
+    print_summary(copied)
+    assert "the checksums of 2" in capsys.readouterr().out
+    (copied / CHECKSUMS).unlink()
+    assert_equal(load(copied, state), load(checkpoints["pre-training"], state))
+    print_summary(copied)
+    assert "no checksums" in capsys.readouterr().out
+
+
+def test_checksums_can_be_left_out(state, tmp_path):
+    training, settings, tokenizer = state
+    checkpointer = Checkpointer(tmp_path, settings, tokenizer, keep_last=1, checksums=False)
+    checkpointer.save(training)
+    checkpointer.close()
+    assert not (tmp_path / "checkpoints/7" / CHECKSUMS).exists()
+    assert verify_checkpoint(tmp_path / "checkpoints/7")["step"] == 7
+
+
+def test_checksums_are_crc_32(checkpoints):
+    """Of the settings, with the value of a bit-by-bit computation."""
+    checksums = json.loads((checkpoints["fine-tuning"] / CHECKSUMS).read_text())["crc32"]
+    value = 0xFFFFFFFF
+    for byte in (checkpoints["fine-tuning"] / "config/metadata").read_bytes():
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0xEDB88320 * (value & 1))
+    assert checksums["config/metadata"] == f"{value ^ 0xFFFFFFFF:08x}"
+    assert set(checksums) >= {"vocabulary/metadata", "params/_METADATA", "params/manifest.ocdbt"}
+
+
+def test_a_vocabulary_that_is_not_the_stored_one_is_an_error(checkpoints, tmp_path):
+    copied = tmp_path / "7"
+    shutil.copytree(checkpoints["fine-tuning"], copied)
+    (copied / CHECKSUMS).unlink()
+    path = copied / "vocabulary/metadata"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"base64": "A" + stored["base64"][1:]}))
+    with pytest.raises(CheckpointError, match="vocabulary"):
+        bert_jax.load(copied)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_refused_by_name(value, state, tmp_path, caplog):
+    training, settings, tokenizer = state
+    params = jax.tree.map(np.array, training.params)
+    params["encoder"]["embeddings"]["token_embedding"]["embedding"][3, 1] = value
+    params["encoder"]["embeddings"]["token_embedding"]["embedding"][4] = (
+        3e30  # Its square overflows.
+    )
+    write_checkpoint(tmp_path / "7", params, settings, tokenizer)
+    named = r"encoder/embeddings/token_embedding/embedding has 1 value that is NaN or infinite"
+    with pytest.raises(CheckpointError, match=named):
+        bert_jax.load(tmp_path / "7")
+    with caplog.at_level(logging.WARNING):
+        loaded = bert_jax.load(tmp_path / "7", allow_non_finite=True)
+    assert "has 1 value that is NaN" in caplog.text
+    assert_equal(loaded.params, params)
+
+
+def test_weights_whose_squares_overflow_are_finite(state, tmp_path):
+    training, settings, tokenizer = state
+    params = jax.tree.map(lambda leaf: np.full_like(leaf, -3e38), training.params)
+    write_checkpoint(tmp_path / "7", params, settings, tokenizer)
+    assert_equal(bert_jax.load(tmp_path / "7").params, params)
+
+
+def test_what_cannot_be_read_back_is_not_complete(state, tmp_path, monkeypatch):
+    """As if Orbax had not merged what each process wrote, which it only logs."""
+    training, settings, tokenizer = state
+    written = []
+
+    def lose_the_index(directory):
+        (directory / "params/manifest.ocdbt").unlink()
+        written.append(directory)
+
+    from bert_jax.checkpoints import native
+
+    check_written = native._check_written
+    monkeypatch.setattr(
+        native, "_check_written", lambda item: [lose_the_index(item.parent), check_written(item)]
+    )
+    with pytest.raises(CheckpointError, match=r"writing a checkpoint to .* failed"):
+        write_checkpoint(tmp_path / "7", training.params, settings, tokenizer)
+    assert written and not (tmp_path / "7").exists()
+
+
+def test_load_checkpoint_reads_as_read_model(checkpoints):
+    params, settings, _ = load_checkpoint(checkpoints["fine-tuning"], abstract_params)
+    model = read_model(checkpoints["fine-tuning"])
+    assert_equal(params, model.params)
+    assert settings == model.settings
