@@ -10,6 +10,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from absl import logging
+
 _function: Callable  # set once when a worker process starts
 
 
@@ -19,10 +21,15 @@ def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Cal
 
     `ordered_map` yields `function(item)` for each item, in order. Unlike `Pool.imap`, it reads
     ahead only two items per process, and raises when a process dies, for instance from lack of
-    memory. `function`, sent to each process once, may bind large objects.
+    memory. `function`, sent to each process once, may bind large objects. Where the system has no
+    shared semaphores it warns, and calls `function` in this process.
     """
     num_processes = num_processes or usable_cores()
     others = multiprocessing.active_children()
+    if num_processes > 1 and (reason := _why_no_semaphores()):
+        text = "Using one process: the locks of several need a writable /dev/shm (%s). To use all "
+        logging.warning(text + "cores, mount one: mount -t tmpfs tmpfs /dev/shm", reason)
+        num_processes = 1
     if num_processes == 1:
         yield functools.partial(map, function)
         return
@@ -58,6 +65,15 @@ def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Cal
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _why_no_semaphores() -> str:
+    """Returns why processes cannot share a lock on this system, or "" if they can."""
+    try:
+        multiprocessing.get_context("spawn").Lock()
+    except (ImportError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def usable_cores() -> int:

@@ -38,7 +38,7 @@ from study_flags import (
     reads,
 )
 
-from bert_jax.runtime.command_line import keep_running_without_log, parse_flags
+from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
 from bert_jax.tools.commands import exit_interrupted, run_command
 
 # Tokens of a row in the two phases. At laptop scale a small model first needs short rows: with 16
@@ -345,7 +345,7 @@ def main(study: Study) -> None:
         try:
             run_study(study, SCALE.value)
         except (ValueError, OSError) as error:
-            sys.exit(f"{study.name}: {error}")
+            sys.exit(f"{study.name}: {describe_error(error)}")
         except KeyboardInterrupt:
             exit_interrupted("run the same command to resume")
 

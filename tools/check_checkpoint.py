@@ -22,7 +22,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from bert_jax.checkpoints.native import find_checkpoint
 from bert_jax.checkpoints.verify import copy_verified, print_summary
 from bert_jax.errors import CheckpointError
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
         if COPY_TO.value:
             copy_verified(source, pathlib.Path(COPY_TO.value).absolute())
     except (CheckpointError, ImportError, OSError, ValueError) as error:
-        sys.exit(f"check_checkpoint: {error}")
+        sys.exit(f"check_checkpoint: {describe_error(error)}")
 
 
 if __name__ == "__main__":

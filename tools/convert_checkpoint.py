@@ -27,7 +27,7 @@ from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import format_report
 from bert_jax.checkpoints.read import generator_of, read_model
 from bert_jax.errors import CheckpointError
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 
 TO = flags.DEFINE_enum("to", None, ["native", "huggingface"], "Format of DST.", required=True)
 GENERATOR = flags.DEFINE_bool(
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     try:
         convert(source, destination, TO.value, GENERATOR.value, ALLOW_NON_FINITE.value)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
-        sys.exit(f"convert_checkpoint: {error}")
+        sys.exit(f"convert_checkpoint: {describe_error(error)}")
 
 
 if __name__ == "__main__":

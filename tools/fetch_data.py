@@ -16,7 +16,7 @@ import zipfile
 
 from absl import app
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.tools.commands import exit_interrupted
 
 
@@ -228,7 +228,7 @@ def main(argv: list[str]) -> None:
         for path in fetch(argv[1], argv[2]):
             print(path)
     except (RuntimeError, ValueError, OSError) as error:
-        sys.exit(f"fetch_data: {error}")
+        sys.exit(f"fetch_data: {describe_error(error)}")
     except KeyboardInterrupt:
         exit_interrupted("run the same command to start again")
 

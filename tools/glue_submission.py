@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 
 OUTPUT = flags.DEFINE_string("output", "submission.zip", "File to write; it must not exist.")
 
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
                 warning = "" if count == size else f": expected {size:,}; is the test set complete?"
                 print(f"{name}.tsv: {count:,} predictions{warning}")
     except (ValueError, OSError) as error:
-        sys.exit(f"glue_submission: {error}")
+        sys.exit(f"glue_submission: {describe_error(error)}")
     missing = [name for name in SIZES if name not in predictions]
     print(f"Wrote {OUTPUT.value}")
     if missing:

@@ -25,6 +25,7 @@ import sys
 from absl import app, flags
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
+from bert_jax.runtime.command_line import describe_error
 from bert_jax.tpu.chips import CHIPS
 from bert_jax.tpu.job import (
     LaunchError,
@@ -128,7 +129,7 @@ def main(argv: list[str]) -> None:
     try:
         result = run("".join(argv[1:2]), argv[2:])
     except (LaunchError, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"launch_gke: {error}")
+        sys.exit(f"launch_gke: {describe_error(error)}")
     except KeyboardInterrupt:
         print_status(f"interrupted. {JOB_IS_KEPT}")
         sys.exit(INTERRUPTED)

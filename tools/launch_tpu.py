@@ -26,6 +26,7 @@ import sys
 from absl import app, flags
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
+from bert_jax.runtime.command_line import describe_error
 from bert_jax.tpu.job import (
     LaunchError,
     check_bucket,
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> None:
             raise LaunchError(f"there is no slice {NAME.value}")
         result = getattr(tpu, action)(*arguments)
     except (LaunchError, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"launch_tpu: {error}")
+        sys.exit(f"launch_tpu: {describe_error(error)}")
     except KeyboardInterrupt:
         print_status(f"interrupted. {RESOURCE_IS_KEPT}")
         sys.exit(INTERRUPTED)

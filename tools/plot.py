@@ -16,7 +16,7 @@ import matplotlib
 from absl import app, flags
 
 from bert_jax.buckets import is_bucket
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 
 matplotlib.use("Agg")
 from matplotlib import pyplot, ticker
@@ -181,7 +181,7 @@ def main(argv: list[str], output: str | None = None) -> None:
     try:
         draw(*workdirs).savefig(output, dpi=120)
     except (OSError, ValueError) as error:  # ValueError: a format that does not exist.
-        sys.exit(f"plot: {error}")
+        sys.exit(f"plot: {describe_error(error)}")
     print(output)
 
 

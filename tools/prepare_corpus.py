@@ -27,7 +27,7 @@ from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
 from bert_corpus.summary import summarize, unknown_share
-from bert_jax.runtime.command_line import keep_running_without_log, parse_flags
+from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.commands import exit_interrupted
 
@@ -210,7 +210,7 @@ def main(argv: list[str]) -> None:
             "fewer --processes; the same command resumes"
         )
     except (ImportError, OSError, ValueError) as error:
-        sys.exit(f"prepare_corpus: {error}")
+        sys.exit(f"prepare_corpus: {describe_error(error)}")
     except KeyboardInterrupt:
         exit_interrupted("run the same command to resume")
     summary, warnings = summarize(plan, manifest, read_samples(output), SAMPLES.value)

@@ -12,7 +12,7 @@ import sys
 
 from absl import app, flags
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.tasks.squad import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Number of articles for dev.", lower_bound=1)
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
             num_questions = sum(len(paragraph["qas"]) for paragraph in paragraphs)
             print(f"{path}: articles: {len(part['data'])}, questions: {num_questions}")
     except (OSError, ValueError) as error:
-        sys.exit(f"split_squad: {error}")
+        sys.exit(f"split_squad: {describe_error(error)}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 
 from absl import app, flags
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.tasks.squad import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer(
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
     try:
         convert(pathlib.Path(argv[1]), pathlib.Path(argv[2]), DEV_ARTICLES.value)
     except (OSError, ValueError) as error:
-        sys.exit(f"squad_to_retrieval: {error}")
+        sys.exit(f"squad_to_retrieval: {describe_error(error)}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from absl import app, flags
 
 from bert_corpus.vocabulary import train_vocabulary
-from bert_jax.runtime.command_line import keep_running_without_log, parse_flags
+from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
 from bert_jax.tokenization import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
 from bert_jax.tokenizers.stored import FILENAMES
 from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
         is_replaced = os.path.exists(output)
         os.replace(partial, output)
     except (BrokenProcessPool, ImportError, OSError, ValueError) as error:
-        sys.exit(f"train_vocab: {error}")
+        sys.exit(f"train_vocab: {describe_error(error)}")
     except KeyboardInterrupt:
         exit_interrupted("run the same command to start again")
     finally:

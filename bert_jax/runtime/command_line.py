@@ -1,6 +1,7 @@
 """How a program starts and ends: huge pages, streams, flags, exit codes, and one-line errors."""
 
 import contextlib
+import errno
 import importlib.util
 import io
 import logging as std_logging
@@ -8,6 +9,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
@@ -152,6 +154,33 @@ def print_config_fields(argv: Sequence[str]) -> None:
         return
     fields = describe_fields(lambda: _ConfigParser("config").parse(found[1]))
     print(f"\nFields of {found[1]}, set as --config.FIELD=VALUE:\n\n{format_fields(fields)}")
+
+
+def describe_error(error: Exception) -> str:
+    """Returns the message of an error, to which one of the system has its path and a remedy added.
+
+    Writing to an open file, starting a process and the like raise errors without a path. What is
+    added is the path of the last file that a function of the traceback holds, or our last function.
+    """
+    if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
+        return str(error)
+    files, functions = [], []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in [*frame.f_locals.values()]:
+            name = getattr(value, "name", None) if hasattr(value, "fileno") else None
+            if isinstance(name, str) and os.path.isabs(name):
+                files.append(f": {name}")
+        if frame.f_globals.get("__name__", "").startswith(("bert_jax", "bert_corpus", "__main__")):
+            functions.append(f" in {frame.f_code.co_name} of {frame.f_code.co_filename}")
+    where = "".join(files[-1:] or functions[-1:])
+    fixes = {
+        errno.EMFILE: "raise the limit on open files with ulimit -n",
+        errno.ENFILE: "the whole system has too many open files: stop other programs",
+        errno.ENOSPC: f"free disk space, also in {tempfile.gettempdir()} (TMPDIR)",
+        errno.EROFS: "use a directory that can be written",
+    }
+    fix = f"; {fixes[error.errno]}" if error.errno in fixes else ""
+    return f"{error}{where}{fix}"
 
 
 def exit_now(message: str, exit_code: int) -> NoReturn:

@@ -94,7 +94,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         sys.exit(error.exit_code)
     except (ImportError, ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
-        exit_now(str(error), 1)
+        exit_now(command_line.describe_error(error), 1)
     except Exception as error:
         text, code = f"{error!r}\n{traceback.format_exc()}", 1
         if isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess)):

@@ -1,5 +1,7 @@
 """Worker processes. Each imports this module, which therefore imports nothing that is large."""
 
+import errno
+import multiprocessing.synchronize
 import signal
 import time
 
@@ -32,6 +34,18 @@ def test_ordered_map_keeps_order_and_reads_only_a_few_items_ahead():
         assert next(results) == 0
         assert len(read) <= 6
         assert list(results) == [item * item for item in range(1, 100)]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, "Read-only file system"), ImportError()])
+def test_system_without_shared_locks_uses_one_process_with_a_warning(monkeypatch, caplog, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", fail)
+    with worker_processes(slow_for_early, 2) as ordered_map:
+        assert list(ordered_map(range(4))) == [0, 1, 4, 9]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "one process" in warning and "/dev/shm" in warning
 
 
 def blocked_signals(item):

@@ -1,6 +1,7 @@
 """Flags: `--help` lists them, invalid ones give a one-line message, configs are found anywhere."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from ml_collections import config_flags
 
 from bert_jax.runtime.command_line import (
     define_config,
+    describe_error,
     parse_flags,
     restart_with_huge_pages,
 )
@@ -67,6 +69,34 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
         read_config("configs/x.py:tiny")
     with pytest.raises(SystemExit, match=r"papr.py \(in its directory: paper.py, search.py\): use"):
         read_config("configs/sweeps/papr.py")
+
+
+def write_to_full_disk(path):
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write("text" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (
+            write_to_full_disk,
+            ["/dev/full"],
+            r"\[Errno 28\] .*: /dev/full; free disk space, also in ",
+        ),
+        (open, ["/nowhere/x"], r"\[Errno 2\] No such file or directory: '/nowhere/x'"),
+        (os.kill, [1 << 22, 0], r"\[Errno 3\] No such process in test_error_of_the_system_"),
+        (int, ["x"], r"invalid literal for int\(\) with base 10: 'x'"),
+    ],
+    ids=["full disk", "path", "none", "value"],
+)
+def test_error_of_the_system_names_its_file_or_what_was_done(
+    function, arguments, message, monkeypatch
+):
+    monkeypatch.setitem(globals(), "__name__", "bert_jax.tools.x")  # As a function of ours.
+    with pytest.raises((OSError, ValueError)) as raised:
+        function(*arguments)
+    assert re.match(message, describe_error(raised.value))
 
 
 LOGS = r"""
