@@ -72,7 +72,7 @@ def _why_no_semaphores() -> str:
     try:
         multiprocessing.get_context("spawn").Lock()
     except (ImportError, OSError) as error:
-        return str(error)
+        return str(error) or repr(error)
     return ""
 
 
