@@ -394,6 +394,44 @@ def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
 
 
 @pytest.mark.slow
+def test_values_of_any_scale_are_learned_and_keep_their_scale(given, tmp_path):
+    """Labels around 1,000, and a learning rate that would not reach their mean."""
+    rng, lines = random.Random(0), ["text,label"]
+    for _ in range(40):
+        words = rng.choices(WORDS[:8], k=4)
+        lines.append(f"{' '.join(words)},{1000 + 3 * words.count(WORDS[0]) + rng.random()}")
+    (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
+    files = {f"data__{name}": str(tmp_path / "values.csv") for name in ("train", "dev", "test")}
+    config = small_config(given, **files, data__regression=True, eval_every=10)
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    labels = np.array([float(line.rpartition(",")[2]) for line in lines[1:]])
+    lines = (tmp_path / "run/predictions/dev.jsonl").read_text().splitlines()
+    predicted = np.array([json.loads(line)["prediction"] for line in lines])
+    assert abs(predicted.mean() - labels.mean()) < labels.std()
+    mse, mae = np.mean((predicted - labels) ** 2), np.mean(np.abs(predicted - labels))
+    assert result["dev"]["mean_squared_error"] == pytest.approx(mse, rel=1e-4)
+    assert result["dev"]["mean_absolute_error"] == pytest.approx(mae, rel=1e-4)
+    assert result["dev"]["r2"] == pytest.approx(1 - mse / labels.var(), abs=1e-3)
+    # The loss is of standardized values.
+    assert result["dev"]["loss"] == pytest.approx(mse / labels.var(), rel=1e-3)
+    model = bert_jax.load(tmp_path / "run")
+    assert model.head["target_mean"] == pytest.approx(labels.mean())
+    assert model.head["target_std"] == pytest.approx(labels.std())
+    texts = [json.loads(line)["text"] for line in lines]
+    assert model.classify(texts) == pytest.approx(predicted, abs=1e-3)
+    # A run that continues from this head keeps its scale, and one that predicts gives its values.
+    other = (tmp_path / "values.csv").read_text().replace(",100", ",900")
+    (tmp_path / "other.csv").write_text(other)
+    start = {"init_from": str(tmp_path / "run"), "data__regression": True}
+    changed = small_config(given, **files | start | {"data__train": str(tmp_path / "other.csv")})
+    assert finetune.prepare(changed).head_settings["target_mean"] == model.head["target_mean"]
+    without = {"data__train": "", "data__dev": ""}
+    config = small_config(given, **files | start | without)
+    found = finetune.train_and_evaluate(config, tmp_path / "predicted")
+    assert found["test"] == pytest.approx(result["test"], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_collapsed_run_is_reported(given, tmp_path):
     write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)

@@ -11,6 +11,7 @@ import random
 import flax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
@@ -101,7 +102,7 @@ def give(monkeypatch, *flags):
 CLASSIFIERS = {
     "classification": {"labels": ["no", "yes", "maybe"]},
     "multi_label": {"labels": ["no", "yes", "maybe"], "label_separator": "|"},
-    "regression": {"labels": ["value"]},
+    "regression": {"labels": ["value"], "target_mean": 3.5, "target_std": 0.25},
 }
 
 
@@ -129,6 +130,26 @@ def test_imported_head_classifies_as_load_does(task, tmp_path):
     model = write_head(tmp_path, imported=True, task=task, labels=["no", "yes", "maybe"])
     assert bert_jax.load(model).head.keys() == {"task", "labels"}
     assert varies(check_classes(task, False, model, tmp_path))
+
+
+def test_an_exported_regression_has_the_scale_of_the_labels_in_its_last_layer(tmp_path):
+    """So that transformers, which knows no scale, and a new load give the values of the labels."""
+    scale = {"target_mean": 1000.0, "target_std": 7.0}
+    head = {"task": "regression", "labels": ["value"]}
+    plain = bert_jax.load(write_head(tmp_path / "plain", **head))
+    model = write_head(tmp_path / "scaled", **head, **scale)
+    exported = write_head(tmp_path / "exported", imported=True, **head, **scale)
+    inputs = texts(5)
+    expected = [1000 + 7 * value for value in plain.classify(inputs)]
+    assert varies(expected)
+    assert bert_jax.load(model).classify(inputs) == pytest.approx(expected, rel=1e-6)
+    assert bert_jax.load(exported).classify(inputs) == pytest.approx(expected, rel=1e-6)
+    bert_jax.load(model).save(tmp_path / "again")
+    assert bert_jax.load(tmp_path / "again").classify(inputs) == pytest.approx(expected, rel=1e-6)
+    found = load_file(exported / "model.safetensors")
+    kernel, bias = (plain.params["head"][name] for name in ("kernel", "bias"))
+    np.testing.assert_allclose(found["classifier.weight"], 7 * np.transpose(kernel), rtol=1e-6)
+    np.testing.assert_allclose(found["classifier.bias"], 1000 + 7 * bias, rtol=1e-6)
 
 
 @TRUNCATED

@@ -24,6 +24,7 @@ from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import TARGET_SCALE
 from bert_jax.tokenization import LibraryTokenizer, Tokenizer
 from bert_jax.tokenizers.export import transformers_files
 
@@ -51,7 +52,7 @@ def save_huggingface(
         raise ValueError(
             f"only the models of model/bert.py can be exported, not {config.architecture}"
         )
-    params = _without_own_heads(params, config, head)
+    params, head = _with_target_scale(_without_own_heads(params, config, head), head)
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
@@ -83,6 +84,22 @@ def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> di
         reason = "used in pre-training only, and transformers has no such head"
         logging.warning("not exported: %s; %s", ", ".join(own), reason)
     return {name: module for name, module in params.items() if name in known}
+
+
+def _with_target_scale(params: Mapping, head: Mapping) -> tuple[Mapping, dict]:
+    """Returns parameters that give the outputs of a regression, and its settings without a scale.
+
+    transformers has no scale of its own: it becomes part of the last dense layer.
+    """
+    if "target_std" not in head:
+        return params, dict(head)
+    kernel, bias = (np.asarray(params["head"][name], np.float64) for name in ("kernel", "bias"))
+    scaled = {
+        "kernel": (kernel * head["target_std"]).astype(np.float32),
+        "bias": (bias * head["target_std"] + head["target_mean"]).astype(np.float32),
+    }
+    rest = {name: value for name, value in head.items() if name not in TARGET_SCALE}
+    return {**params, "head": scaled}, rest
 
 
 def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> None:

@@ -38,7 +38,7 @@ from bert_jax.model.architecture import (
 )
 from bert_jax.model.encoder import num_stacked_layers
 from bert_jax.model.execution import Execution
-from bert_jax.model.heads import make_model
+from bert_jax.model.heads import TARGET_SCALE, make_model, with_target_std
 from bert_jax.parts import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
@@ -310,6 +310,14 @@ def setup_finetuning(
         tuned = {name: saved_head[name] for name in task.tuned if name in saved_head}
         task = task.with_settings(tuned)
         head_settings |= tuned
+        # Its outputs keep their scale, whatever the labels of this run.
+        for name in TARGET_SCALE:
+            head_settings.pop(name, None)
+            if name in saved_head:
+                head_settings[name] = saved_head[name]
+    if "target_std" in head_settings:
+        head = with_target_std(task.head, head_settings["target_std"])
+        task = dataclasses.replace(task, head=head)
     mesh = make_mesh(**config.mesh)
     sequences_per_feature = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.

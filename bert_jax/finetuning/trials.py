@@ -166,8 +166,8 @@ class TrialRun:
                 result["collapsed"] = task.head.is_collapsed(split.features, outputs)
                 if result["collapsed"]:
                     logging.warning(
-                        "%s collapsed: it predicts the same for all of %s; see Collapsed runs in "
-                        "docs/finetuning.md",
+                        "%s collapsed: it predicts the same, or nearly so, for all of %s; see "
+                        "Collapsed runs in docs/finetuning.md",
                         self.trial.workdir,
                         split.name,
                     )

@@ -40,10 +40,15 @@ def _one_label_set(features, outputs):
 
 
 def _one_value(features, outputs):
-    """Returns whether outputs span up to 1/1000 of the labels' range, or of the largest output."""
+    """Returns whether the outputs vary by at most 5 % of the labels' standard deviation.
+
+    So they explain at most 0.25 % of its square. Without labels, or if these are all equal, whether
+    their range is at most 1/1000 of the largest output.
+    """
     labels = [feature.label for feature in features if feature.label is not None]
-    scale = (np.ptp(labels) if labels else 0) or np.abs(outputs).max()
-    return bool(np.ptp(outputs) <= 1e-3 * scale)
+    if labels and np.ptp(labels):
+        return bool(np.std(outputs) <= 0.05 * np.std(labels))
+    return bool(np.ptp(outputs) <= 1e-3 * np.abs(outputs).max())
 
 
 def _equal_vectors(features, outputs):
@@ -132,6 +137,8 @@ class TaskModel(nn.Module):
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
       lstm_size: units per direction of a BiLSTM between encoder and head; 0: none.
+      target_mean, target_std: of the labels that a regression was trained on. The dense layer
+        computes standardized values, and the outputs are these times `target_std` plus the mean.
       execution: how the encoder runs.
     """
 
@@ -143,6 +150,8 @@ class TaskModel(nn.Module):
     normalize: bool = True
     temperature: float = 0.05
     lstm_size: int = 0
+    target_mean: float = 0.0
+    target_std: float = 1.0
     execution: Execution = Execution()
 
     @property
@@ -202,7 +211,10 @@ class TaskModel(nn.Module):
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
         if self.task_head.has_dropout:
             x = dropout_at(head_dropout, "head", x)
-        return self.head(x)
+        outputs = self.head(x)
+        if (self.target_mean, self.target_std) != (0.0, 1.0):
+            outputs = outputs * self.target_std + self.target_mean
+        return outputs
 
     def _drops_pooler_input(self) -> bool:
         is_in_family = getattr(self.config, "has_pooler_input_dropout", False)
@@ -298,17 +310,35 @@ def in_batch_loss(
     return jnp.sum(jax.nn.softplus(jax.nn.logsumexp(margins, axis=-1)) * weights)
 
 
+def _regression_loss(outputs, rows, target_std=1.0):
+    return jnp.square((outputs[..., 0] - rows["labels"]) / target_std)
+
+
+def with_target_std(head: Head, target_std: float) -> Head:
+    """Returns the head of a regression with the loss of standardized values and labels."""
+    loss = functools.partial(_regression_loss, target_std=target_std)
+    return dataclasses.replace(head, loss=loss)
+
+
+TARGET_SCALE = ("target_mean", "target_std")
+"""Options of the head of a regression that was trained on standardized labels."""
+
 CLASSIFICATION = Head("classification", _classification_loss, is_classifier=True)
 REGRESSION = Head(
     "regression",
-    lambda outputs, rows: jnp.square(outputs[..., 0] - rows["labels"]),
+    _regression_loss,
     label_layout=LabelLayout(dtype=np.float32),
     is_collapsed=_one_value,
     is_classifier=True,
+    options=("lstm_size", *TARGET_SCALE),
 )
 # Any number of labels per text. Tasks set the shape of `labels`.
 MULTI_LABEL = dataclasses.replace(
-    REGRESSION, name="multi_label", loss=_multi_label_loss, is_collapsed=_one_label_set
+    REGRESSION,
+    name="multi_label",
+    loss=_multi_label_loss,
+    is_collapsed=_one_label_set,
+    options=("lstm_size",),
 )
 MULTIPLE_CHOICE = Head("multiple_choice", _choice_loss)
 TAGGING = Head(

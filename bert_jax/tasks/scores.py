@@ -123,6 +123,21 @@ def spearman(predicted: np.ndarray, expected: np.ndarray) -> float:
     return pearson(scipy.stats.rankdata(predicted), scipy.stats.rankdata(expected))
 
 
+def r2(predicted: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the fraction of the labels' variance that the predictions explain, R²; at most 1.
+
+    0 if the labels are constant, or 1 if they are also predicted exactly, as in scikit-learn.
+    """
+    residuals = np.sum((predicted - expected) ** 2)
+    total = np.sum((expected - np.mean(expected)) ** 2)
+    return float(1 - residuals / total) if total else float(residuals == 0)
+
+
+def mean_absolute_error(predicted: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the mean of the absolute differences; both `[examples]`."""
+    return float(np.mean(np.abs(predicted - expected)))
+
+
 def mean_squared_error(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean of the squared differences; both `[examples]`."""
     return float(np.mean((predicted - expected) ** 2))

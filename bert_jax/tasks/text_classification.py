@@ -29,8 +29,13 @@ from bert_jax.tokenization import Tokenizer
 # Names of heads -> functions of the predicted and the expected classes, label sets or values.
 METRICS_OF_HEADS = {
     "classification": {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1},
-    "regression": {"pearson": scores.pearson, "spearman": scores.spearman},
+    "regression": {"pearson": scores.pearson, "spearman": scores.spearman, "r2": scores.r2},
     "multi_label": {"micro_f1": scores.f1, "macro_f1": scores.multi_label_f1},
+}
+# Of a regression also these, which cannot select: lower is better.
+ERRORS = {
+    "mean_squared_error": scores.mean_squared_error,
+    "mean_absolute_error": scores.mean_absolute_error,
 }
 # With two classes also these; the second label is the positive class, as in scikit-learn.
 TWO_CLASS_METRICS = {"matthews": scores.matthews}
@@ -79,6 +84,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     # A temperature belongs to the weights that it was fitted for.
     is_fitted = any(split.tune for split in splits.values())
     trains = bool(training and config.num_epochs)
+    settings = {"label_separator": separator} if separator else {}
+    if trains and data.regression and not data.raw_targets:
+        settings = target_scale([feature.label for feature in training.features])
     keeps_temperature = head is CLASSIFICATION and (is_fitted or not trains)
     return Task(
         head=head,
@@ -87,7 +95,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits.values()),
         metric=f"dev/{metric}",
         notes=notes,
-        head_settings={"label_separator": separator} if separator else {},
+        head_settings=settings,
         tuned=("calibration_temperature",) if keeps_temperature else (),
         files=files,
     )
@@ -146,7 +154,7 @@ def read_split(
     notes[f"{name} examples truncated"] = truncated
     metrics = METRICS_OF_HEADS[head.name]
     if data.regression:
-        metrics = metrics | {"mean_squared_error": scores.mean_squared_error}
+        metrics = metrics | ERRORS
     if has_two_classes := head is CLASSIFICATION and len(labels) == 2:
         metrics = metrics | TWO_CLASS_METRICS
     ranking_metrics = RANKING_METRICS if has_two_classes else {}
@@ -156,6 +164,17 @@ def read_split(
     if head is not CLASSIFICATION or not split.score:
         return split
     return with_calibration(split, fits=name == "dev" and bool(data.train and config.num_epochs))
+
+
+def target_scale(labels: Sequence[float]) -> dict[str, float]:
+    """Returns the settings of a head that predicts standardized labels; a constant has std 1.
+
+    Without them, a head that starts near 0 and predicts values around 1,000 spends its training on
+    their mean, and a small learning rate never reaches it.
+    """
+    mean, std = float(np.mean(labels)), float(np.std(labels)) or 1.0
+    logging.info("Training on labels less their mean, %.6g, over their deviation, %.6g", mean, std)
+    return {"target_mean": mean, "target_std": std}
 
 
 def selecting_metrics(head: Head, labels: Sequence[str]) -> list[str]:

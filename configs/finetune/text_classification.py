@@ -51,11 +51,14 @@ def get_config(arg: str = "") -> ConfigDict:
     # Default: the labels in train, sorted, numbers as numbers; as a flag: a,b.
     config.data.labels = ()
     config.data.regression = False  # The label is a number.
+    # Regression on the labels as they are. By default, a new head is trained on labels less their
+    # mean in train, divided by their standard deviation; its outputs have their scale all the same.
+    config.data.raw_targets = False
     # Multi-label: what separates the labels of a text, such as | in a|b. In JSONL also a list, of
     # which [] is no label, and null an unknown one.
     config.data.label_separator = ""
     # Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, spearman,
-    # and for two classes matthews, roc_auc or average_precision of the second class.
+    # r2, and for two classes matthews, roc_auc or average_precision of the second class.
     config.data.metric = ""
 
     config.max_train_examples = 0  # Maximum number in train, evenly spaced; 0: all.

@@ -15,7 +15,7 @@ from bert_jax.configs.finetune import tagging, text_classification
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape
 from bert_jax.finetuning.soft_targets import SOFT_LOSSES, with_soft_targets
 from bert_jax.finetuning.teacher import check_same_tokens
-from bert_jax.model.heads import HEADS
+from bert_jax.model.heads import HEADS, with_target_std
 from tests.helpers import WORDS, assert_trees_equal, saved_params, write_vocabulary, write_weights
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -82,6 +82,17 @@ def test_loss_equals_float64(name):
             expected = float64_loss(-log_softmax(x)[1], x, teacher)
             assert found[0, index] == pytest.approx(expected, rel=1e-6)
         start = end
+
+
+def test_loss_of_standardized_values_is_that_of_both_divided_by_the_deviation():
+    rng = np.random.default_rng(0)
+    outputs, labels, teacher = rng.normal(1000, 7, (3, 2, 4)).astype(np.float32)
+    head = with_soft_targets(with_target_std(HEADS["regression"], 7.0), ALPHA, TEMPERATURE)
+    rows = {"labels": labels, "teacher_outputs": teacher[..., None]}
+    found = np.asarray(head.loss(outputs[..., None], rows))
+    outputs, labels, teacher = (each.astype(float) for each in (outputs, labels, teacher))
+    expected = ALPHA * (outputs - labels) ** 2 + (1 - ALPHA) * (outputs - teacher) ** 2
+    np.testing.assert_allclose(found, expected / 49, rtol=1e-5)
 
 
 LABELS = ("north", "south")

@@ -41,6 +41,9 @@ def test_collapse_of_values_is_relative_to_the_scale_of_the_labels(scale):
     constant = labels.mean() + np.array([[0], [2e-3], [1e-3]]) * scale
     assert REGRESSION.is_collapsed(features, list(constant))
     assert not REGRESSION.is_collapsed(features, list(labels[:, None]))
+    # A small part of the labels' deviation is as bad as none.
+    assert REGRESSION.is_collapsed(features, list(labels.mean() + 0.04 * labels[:, None]))
+    assert not REGRESSION.is_collapsed(features, list(labels.mean() + 0.06 * labels[:, None]))
 
 
 def test_collapse_of_tags_considers_labeled_positions_only():

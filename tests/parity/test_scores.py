@@ -106,6 +106,24 @@ def test_class_table_equals_scikit_learn(multi_label):
             np.testing.assert_array_equal([row[5:] for row in rows], matrix)
 
 
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("r2", "r2_score"),
+        ("mean_absolute_error", "mean_absolute_error"),
+        ("mean_squared_error", "mean_squared_error"),
+    ],
+)
+def test_scores_of_values_equal_scikit_learn(name, reference):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    for _ in range(CASES):
+        predicted, expected = values(rng)
+        if len(expected) > 1:
+            actual = getattr(scores, name)(predicted, expected)
+            assert actual == pytest.approx(getattr(metrics, reference)(expected, predicted))
+
+
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 def test_correlations_equal_scipy(name):
     import scipy.stats

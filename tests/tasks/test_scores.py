@@ -38,6 +38,12 @@ from bert_jax.tasks import scores
         (scores.spearman, [1, 2, 300], [1, 2, 3], 1.0),
         (scores.spearman, [1, 1, 2], [1, 2, 3], 0.75**0.5),  # Ties share their mean rank.
         (scores.spearman, [7, 7], [1, 2], 0.0),
+        (scores.r2, [1, 2, 3], [1, 2, 3], 1.0),
+        (scores.r2, [2, 2, 2], [1, 2, 3], 0.0),  # As good as their mean.
+        (scores.r2, [3, 2, 1], [1, 2, 3], -3.0),
+        (scores.r2, [1, 2], [2, 2], 0.0),
+        (scores.r2, [2, 2], [2, 2], 1.0),
+        (scores.mean_absolute_error, [1, 2, 4], [2, 2, 2], 1.0),
     ],
 )
 def test_metrics_of_edge_cases(metric, predicted, expected, value):

@@ -155,7 +155,17 @@ def test_pairs_are_two_segments_and_regression_labels_are_numbers(read, tokenize
     assert task.train[0].sequences[0].tolist() == first + second
     assert task.train[0].second_starts == (4,)
     scored = task.splits[0].score([np.float32([1.0]), np.float32([-1.5])])
-    assert scored == pytest.approx({"pearson": 1, "spearman": 1, "mean_squared_error": 0.25})
+    assert scored == pytest.approx(
+        {
+            "pearson": 1,
+            "spearman": 1,
+            "r2": 1 - 0.5 / 3.125,
+            "mean_squared_error": 0.25,
+            "mean_absolute_error": 0.5,
+        }
+    )
+    assert task.head_settings == {"target_mean": -0.75, "target_std": 1.25}
+    assert read(table, table, regression=True, raw_targets=True).head_settings == {}
 
 
 @pytest.mark.parametrize(
