@@ -3,7 +3,7 @@
 import math
 import pathlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,7 @@ from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import field, text_field
 from bert_jax.tokenization import Tokenizer
 
-QUERY_KEYS = ("id", "query", "positive", "negatives", "rank", "depth", "scores")
-"""What a line may hold: as `Query`, and the scores of its negatives, which nothing reads."""
+QUERY_KEYS = ("id", "query", "positive", "negatives", "rank", "depth")
 # Words in a key that say which passages are right, in the formats of other libraries.
 _RELEVANCE = {"neg", "negative", "pos", "positive", "label", "score", "relevance"}
 
@@ -47,23 +46,21 @@ def read_queries(
     path: str | pathlib.Path,
     is_training: bool = False,
     empty_texts: bool = False,
-    used: Collection[str] = QUERY_KEYS,
     unused: dict[str, int] | None = None,
 ) -> list[Query]:
     """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none.
 
     Args:
       empty_texts: whether a query or a negative may be empty; a positive never may.
-      used: the keys that the caller uses.
-      unused: receives the number of lines that have each other key.
+      unused: receives the number of lines that have each key which nothing reads.
 
     Raises ValueError for a bad line, and for an unused key that says which passages are right, such
     as "negative" or "score": to leave it out would change what is learned and scored.
     """
     objects = tables.read_objects(path)
-    for key, (count, location) in tables.find_unused_keys(objects, used).items():
+    for key, (count, location) in tables.find_unused_keys(objects, QUERY_KEYS).items():
         words = {word.removesuffix("s") for word in re.split(r"[^a-z]+", key.lower())}
-        if key not in QUERY_KEYS and words & _RELEVANCE:
+        if key != "scores" and words & _RELEVANCE:  # As written with predictions.
             raise ValueError(
                 f"{location}: {key!r} is not read: write passages that answer the query as "
                 "'positive' (a line for each), others as 'negatives' (a list); otherwise remove it"

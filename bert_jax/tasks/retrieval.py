@@ -138,10 +138,8 @@ def _read_splits(
     """Returns the lines of each split; counts what is unusual in `notes`."""
     lines = {}
     for name, path in files.items():
-        used, unused = {"id", "query", "positive", "negatives"}, {}
-        if name != "train" and config.data.role == "cross_encoder":
-            used |= {"rank", "depth"}
-        lines[name] = read_queries(path, name == "train", True, used, unused)
+        unused: dict[str, int] = {}
+        lines[name] = read_queries(path, name == "train", True, unused)
         for key, count in unused.items():
             notes[f"{name} lines with {key!r}, which is not used"] = count
         empty = [
@@ -348,10 +346,9 @@ def make_split(
         for ranking, scores in scores_of(outputs):
             ranks.append(find_ranks(scores, ranking.relevant, ranking.listed))
             ranks_of_all.append(find_ranks(scores, ranking.relevant))
-        result = rank_scores(ranks)
+        result, mrr = rank_scores(ranks), f"mrr_at_{TOP}"
         if not is_bi_encoder:
-            of_all = rank_scores(ranks_of_all)
-            result |= {f"{key}_if_all_found": value for key, value in of_all.items()}
+            result[f"{mrr}_if_all_found"] = rank_scores(ranks_of_all)[mrr]
         return result
 
     def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:

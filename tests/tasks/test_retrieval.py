@@ -90,7 +90,7 @@ def test_rankings_are_scored_and_written_in_the_input_format(tmp_path, tokenizer
         expected = {"mrr_at_10": (1 + 1 + 1 / 2) / 3, "accuracy_at_1": 2 / 3, "accuracy_at_10": 1}
         expected |= {"recall_at_1": 2 / 3, "recall_at_10": 1}
         if role == "cross_encoder":  # No first stage is known to have missed any.
-            expected |= {f"{name}_if_all_found": value for name, value in expected.items()}
+            expected["mrr_at_10_if_all_found"] = expected["mrr_at_10"]
         assert found == pytest.approx(expected), role
         split.write(outputs, tmp_path)
         lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
@@ -231,7 +231,7 @@ def test_reranker_does_not_rank_what_the_first_stage_missed(tmp_path, tokenizer)
     for name in ("accuracy_at_10", "recall_at_10"):
         assert scores[name] == pytest.approx(first_scores[name])
     assert next(iter(scores)) == "mrr_at_10" and scores["mrr_at_10"] == scores["accuracy_at_10"]
-    assert scores["mrr_at_10_if_all_found"] == scores["recall_at_10_if_all_found"] == 1
+    assert scores["mrr_at_10_if_all_found"] == 1
     (tmp_path / "second").mkdir()
     reranked = [json.loads(line) for line in split.write(perfect, tmp_path / "second").open()]
     assert [line["rank"] is None for line in reranked] == [line["rank"] > 10 for line in found]
@@ -472,18 +472,20 @@ def test_bad_line_is_named(case, tmp_path, tokenizer):
     assert "train.jsonl, line" in str(raised.value)
 
 
-def test_other_unused_keys_are_counted(tmp_path, tokenizer):
+@pytest.mark.parametrize("role", retrieval.ROLES)
+def test_other_unused_keys_are_counted(role, tmp_path, tokenizer):
     lines = [line | {"title": "x", "doc_id": 4, "rank": 2, "score": None} for line in LINES]
-    fields = {"data__passages": write_lines(tmp_path / "p.jsonl", [{"text": "a", "title": "b"}])}
-    for role in retrieval.ROLES:
-        notes = make_task(tmp_path, tokenizer, role, train=lines, dev=lines, **fields).notes
-        unused = {name for name, count in notes.items() if count and name.endswith("is not used")}
-        expected = {f"{split} lines with 'title', which is not used" for split in ("train", "dev")}
-        expected |= {"train lines with 'rank', which is not used"}
-        expected |= {"passages with 'title', which is not used"}
-        if role == "bi_encoder":
-            expected |= {"dev lines with 'rank', which is not used"}
-        assert unused == expected
+    predictions = [line | {"depth": 10, "scores": [0.5, 0.25]} for line in lines]
+    collection = write_lines(tmp_path / "p.jsonl", [{"text": "a", "title": "b", "_id": 3}])
+    fields = {"train": predictions, "dev": lines, "data__passages": collection}
+    notes = make_task(tmp_path, tokenizer, role, **fields).notes
+    unused = {name: count for name, count in notes.items() if name.endswith("which is not used")}
+    assert unused == {
+        "train lines with 'scores', which is not used": 3,
+        "train lines with 'title', which is not used": 3,
+        "dev lines with 'title', which is not used": 3,
+        "passages with 'title', which is not used": 1,
+    }
 
 
 def test_negatives_are_trained_with_or_counted_only_if_asked(tmp_path, tokenizer):
