@@ -275,7 +275,8 @@ def make_split(
                 stream.write("\n")
         return path
 
-    return Split(name, features, score if is_labeled else None, write)
+    counts = {"sentences": len(sentences)}
+    return Split(name, features, score if is_labeled else None, write, counts=counts)
 
 
 class TaggedWord(NamedTuple):

@@ -335,7 +335,7 @@ def test_an_answer_before_a_zero_width_space_matches_exactly(tokenizer, tmp_path
     path = write_squad(tmp_path / "data.json", entries, context)
     (split,) = get_task(make_config("v1", dev=path), tokenizer).splits
     outputs = [np.eye(len(each), dtype=np.float32)[list(each.label)].T for each in split.features]
-    assert split.score(outputs) == {"exact": 1, "f1": 1}
+    assert split.score(outputs) == {"exact": 1, "f1": 1} and split.counts == {"questions": 2}
     split.write(outputs, tmp_path)
     predictions = json.loads((tmp_path / "dev" / "predictions.json").read_text())
     assert predictions == {"q1": "village", "q2": "river"}

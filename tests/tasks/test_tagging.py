@@ -74,6 +74,8 @@ def test_every_word_gets_one_prediction_at_any_length(
     config.max_seq_length, config.data.document_context = length, document_context
     (split,) = tagging.get_task(config, tokenizer).splits
     assert max(map(len, split.features)) <= length
+    blocks = text.strip("\n").split("\n\n")
+    assert split.counts == {"sentences": sum("-DOCSTART-" not in block for block in blocks)}
     # Outputs that are correct at the predicted positions and wrong elsewhere.
     outputs = [np.eye(5, dtype=np.float32)[np.maximum(f.label, 2)] for f in split.features]
     for output, feature in zip(outputs, split.features, strict=True):
