@@ -144,7 +144,8 @@ def run() -> bool:
         config, topology, phases, tokenizer, num_costliest=COSTLIEST.value, hlo_path=DUMP_HLO.value
     )
     if PRICE.value is not None and report["fits"]:
-        report["price"] = PRICE.value * report["num_chips"] * report_text.exposed_hours(report)
+        for each in filter(None, (report, report["at_max_clock"])):
+            each["price"] = PRICE.value * report["num_chips"] * report_text.exposed_hours(each)
     print(report_text.format_report(report), flush=True)
     if not report["fits"] and ADVISE.value:
         print("\nCompiling variants that need less memory ...", flush=True)

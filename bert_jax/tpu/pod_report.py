@@ -4,6 +4,9 @@ Times come from the compiler's estimated cycles, which exclude collectives. `col
 is the minimum time of those: their bytes over the data-sheet bandwidth of all links of a device.
 Hours "with exposed collectives" add `exposed_seconds`, the part of it that the schedule does not
 overlap with computation.
+
+Where the clock of a chip is not published, the times are at the slowest clock that agrees with its
+peak, and `at_max_clock` has them at the fastest one.
 """
 
 import dataclasses
@@ -20,8 +23,8 @@ from ml_collections import ConfigDict
 from bert_jax.model.config import pad_to_tiles
 from bert_jax.sharding.rules import path_name
 from bert_jax.tpu import compilation
-from bert_jax.tpu.chips import CHIPS, parse_topology
-from bert_jax.tpu.hlo_cost import MissingKernelCycles, step_cost
+from bert_jax.tpu.chips import CHIPS, Chip, parse_topology
+from bert_jax.tpu.hlo_cost import Cost, MissingKernelCycles, step_cost
 from bert_jax.training import metrics
 from bert_jax.training.pretrain_setup import Phase, PretrainSetup, setup_pretraining
 
@@ -68,9 +71,16 @@ def report(
         "fits": all(phase["fits"] for phase in figures),
     }
     if result["fits"]:
-        for name in ("hours", "hours_with_exposed_collectives"):
-            result[f"total_{name}"] = sum(phase[name] for phase in figures)
+        result |= _total_hours(figures)
+        if chip.max_clock_hz:
+            fastest = [phase["at_max_clock"] for phase in figures]
+            result["at_max_clock"] = fastest[0] | _total_hours(fastest)
     return result
+
+
+def _total_hours(figures: list[dict]) -> dict[str, float]:
+    names = ("hours", "hours_with_exposed_collectives")
+    return {f"total_{name}": sum(phase[name] for phase in figures) for name in names}
 
 
 def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, hlo_path) -> dict:
@@ -105,50 +115,76 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
     cost, devices = step_cost(hlo, chip_name), setup.mesh.devices
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()
-    link_bytes = sum(totals["link_bytes"] for totals in collectives)
     step_cycles = cost.cycles.total()
-    seconds = step_cycles / chip.clock_hz
+    peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
+    interval = min(setup.config.checkpoint_every, phase.num_steps)
+    measures = phase, chip, num_chips, row_flops / peak, interval
+    fastest = None
+    if chip.max_clock_hz:
+        cost_at_max = step_cost(hlo, chip_name, chip.max_clock_hz)
+        fastest = _times(cost_at_max, chip.max_clock_hz, *measures)
+    used = sum(hbm.values())
+    cycles_by_part = {}
+    for (part, direction), cycles in cost.cycles.most_common():
+        cycles_by_part.setdefault(part, {})[direction] = cycles
+    return (
+        figures
+        | {
+            "fits": used <= chip.usable_hbm_bytes,
+            "hbm_parts": hbm,
+            "hbm_bytes_per_device": used,
+            "hbm_bytes_over": max(used - round(chip.usable_hbm_bytes), 0),
+            "compiled_flops_per_row": cost.flops * devices.size / phase.batch_size,
+            "cycles_per_step": step_cycles,
+            "cycles_per_row": step_cycles * num_chips / phase.batch_size,
+            "cycles_by_part": cycles_by_part,
+            "collectives": cost.collectives,
+            "largest_collectives": dict(
+                itertools.islice(cost.largest_collectives.items(), num_costliest)
+            ),
+            "collective_bytes_per_step": sum(totals["bytes"] for totals in collectives),
+            "checkpoint_every": interval,
+            "at_max_clock": fastest,
+            "without_estimate": cost.without_estimate,
+            "loops_counted_once": cost.loops_counted_once,
+            "costliest": [
+                {"cycles": cycles, "runs": runs}
+                | {name: getattr(instruction, name) for name in ("name", "shape", "op_name")}
+                for cycles, runs, instruction in cost.costliest[:num_costliest]
+            ],
+        }
+        | _times(cost, chip.clock_hz, *measures)
+    )
+
+
+def _times(
+    cost: Cost,
+    clock_hz: float,
+    phase: Phase,
+    chip: Chip,
+    num_chips: int,
+    row_seconds_at_peak: float,
+    checkpoint_every: int,
+) -> dict[str, float]:
+    """Returns the figures of a phase that depend on the clock."""
+    link_bytes = sum(totals["link_bytes"] for totals in cost.collectives.values())
+    seconds = cost.cycles.total() / clock_hz
     collective_seconds, exposed_seconds = (
         num_bytes / chip.link_bytes_per_second
         for num_bytes in (link_bytes, cost.exposed_link_bytes)
     )
     rate = phase.batch_size / seconds / num_chips
-    peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
-    interval = min(setup.config.checkpoint_every, phase.num_steps)
-    used = sum(hbm.values())
-    cycles_by_part = {}
-    for (part, direction), cycles in cost.cycles.most_common():
-        cycles_by_part.setdefault(part, {})[direction] = cycles
-    return figures | {
-        "fits": used <= chip.usable_hbm_bytes,
-        "hbm_parts": hbm,
-        "hbm_bytes_per_device": used,
-        "hbm_bytes_over": max(used - round(chip.usable_hbm_bytes), 0),
-        "compiled_flops_per_row": cost.flops * devices.size / phase.batch_size,
-        "cycles_per_step": step_cycles,
-        "cycles_per_row": step_cycles * num_chips / phase.batch_size,
-        "cycles_by_part": cycles_by_part,
-        "collectives": cost.collectives,
-        "largest_collectives": dict(
-            itertools.islice(cost.largest_collectives.items(), num_costliest)
-        ),
-        "collective_bytes_per_step": sum(totals["bytes"] for totals in collectives),
+    hours = (seconds + exposed_seconds) / 3600
+    return {
+        "clock_hz": clock_hz,
         "step_seconds": seconds,
         "collective_seconds": collective_seconds,
         "exposed_seconds": exposed_seconds,
         "rows_per_second_per_chip": rate,
-        "mfu": row_flops * rate / peak,
-        "checkpoint_every": interval,
-        "chip_hours_per_checkpoint": num_chips * interval * (seconds + exposed_seconds) / 3600,
+        "mfu": rate * row_seconds_at_peak,
+        "chip_hours_per_checkpoint": num_chips * checkpoint_every * hours,
         "hours": phase.num_steps * seconds / 3600,
-        "hours_with_exposed_collectives": phase.num_steps * (seconds + exposed_seconds) / 3600,
-        "without_estimate": cost.without_estimate,
-        "loops_counted_once": cost.loops_counted_once,
-        "costliest": [
-            {"cycles": cycles, "runs": runs}
-            | {name: getattr(instruction, name) for name in ("name", "shape", "op_name")}
-            for cycles, runs, instruction in cost.costliest[:num_costliest]
-        ],
+        "hours_with_exposed_collectives": phase.num_steps * hours,
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from bert_jax.tpu import pod_report, report_text
-from bert_jax.tpu.chips import CHIPS
+from bert_jax.tpu.chips import CHIPS, parse_topology
 from bert_jax.training.pretrain_setup import Phase
 
 PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in CHIPS]
@@ -39,12 +39,15 @@ def report_all(plan_phases: Callable[[ConfigDict], tuple], markdown: str | None)
     """
     table = f"| {' | '.join(report_text.COLUMNS)} |\n|{' --- |' * len(report_text.COLUMNS)}\n"
     print(table, end="")
-    all_fit, wrong_flops, footnote = True, [], ""
+    all_fit, wrong_flops, footnote, assumed = True, [], "", {}
     for name in PODS:
         module, _, argument = name.partition(".py:")
         config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config(argument)
         report = pod_report.report(config, config.topology, *plan_phases(config))
         all_fit &= report["fits"]
+        chip = parse_topology(config.topology)[0]
+        if CHIPS[chip].max_clock_hz:
+            assumed[chip] = None
         for phase in report["phases"]:
             row = report_text.format_table_row(name, report, phase)
             print(row, end="", flush=True)
@@ -58,6 +61,7 @@ def report_all(plan_phases: Callable[[ConfigDict], tuple], markdown: str | None)
                 wrong_flops.append(f"{name}, rows of {phase['max_seq_length']}")
             if report_text.has_missing_cycles(phase):
                 footnote = report_text.FOOTNOTE
+    footnote += report_text.clock_footnote(list(assumed))
     print(footnote, end="")
     if wrong_flops:
         print(
@@ -82,12 +86,19 @@ def print_sweep(
     remat: list[str],
 ) -> bool:
     """Prints a line for each mesh and remat policy, and the best; returns whether any fits."""
-    best = None
+    fitting = []
     for row in pod_report.sweep(config, topology, phases, tokenizer, meshes, remat):
         print(report_text.format_sweep_row(row), flush=True)
-        if row["fits"] and (
-            best is None or report_text.exposed_hours(row) < report_text.exposed_hours(best)
-        ):
-            best = row
-    print(f"best: {report_text.format_sweep_row(best)}" if best else "nothing fits")
-    return best is not None
+        fitting += [row] * row["fits"]
+    if not fitting:
+        print("nothing fits")
+        return False
+    best = min(fitting, key=report_text.exposed_hours)
+    print(f"best: {report_text.format_sweep_row(best)}")
+    if best["at_max_clock"]:
+        at_max = min(fitting, key=lambda row: report_text.exposed_hours(row["at_max_clock"]))
+        if at_max is not best:
+            row = report_text.format_sweep_row(at_max)
+            print(f"best at the fastest clock that the peak allows: {row}")
+        print(f"\n{report_text.caveats(topology)}")
+    return True

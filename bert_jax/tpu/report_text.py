@@ -1,6 +1,8 @@
 """Formats the reports of `pod_report` as text and as rows of a table."""
 
-from bert_jax.tpu.chips import GIB
+from collections.abc import Callable
+
+from bert_jax.tpu.chips import CHIPS, GIB, parse_topology
 
 COLUMNS = (
     "configuration",
@@ -24,16 +26,23 @@ CAVEAT = (
     "The time of collectives is a minimum, at the data-sheet bandwidth of all links; exposed is\n"
     "what the schedule does not overlap with computation."
 )
+CLOCK_CAVEAT = (
+    "THE CLOCK IS AN ASSUMPTION: Google does not publish that of {chip}. {low} MHz is the slowest\n"
+    "that agrees with its peak: there a product of 8192 x 8192 matrices takes {share:.0%} of it. "
+    "{high} MHz is\nthe fastest: there the product takes all of it. Times, rates, hours and prices "
+    "are given at both:\ncompare chips at both."
+)
 FOOTNOTE = (
     "\n\\* Too low: custom kernels have no estimate, and a loop with an unknown trip count is "
     "counted once.\n"
 )
+CLOCK_FOOTNOTE = "\n† The clock of {names} is not published: {ranges}.\n"
 
 
 def format_report(report: dict) -> str:
     lines = [
         f"{report['topology']}: {report['num_chips']} chips, {report['num_devices']} devices of "
-        f"kind {report['device_kind']!r}, {report['clock_hz'] / 1e6:.0f} MHz; "
+        f"kind {report['device_kind']!r}, {format_clock(report['topology'])}; "
         f"{report['num_params']:,} parameters; remat {report['remat']}"
     ]
     for phase in report["phases"]:
@@ -41,10 +50,51 @@ def format_report(report: dict) -> str:
         figures = format_step(phase) if phase["hbm_parts"] else [format_failure(phase)]
         lines += [f"  {line}" for line in figures]
     if report["fits"]:
-        lines += ["", f"{'total':<24}{format_hours(report, 'total_')}"]
+        total = at_each_clock(report, lambda each: format_hours(each, "total_"))
+        lines += ["", f"{'total':<24}{total}"]
         if "price" in report:
-            lines.append(f"{'price':<24}{report['price']:,.2f} with exposed collectives")
-    return "\n".join([*lines, "", CAVEAT])
+            price = at_each_clock(report, lambda each: f"{each['price']:,.2f}")
+            lines.append(f"{'price':<24}{price}, with exposed collectives")
+    return "\n".join([*lines, "", caveats(report["topology"])])
+
+
+def at_each_clock(figures: dict, describe: Callable[[dict], str]) -> str:
+    """Describes figures that depend on the clock, also at the fastest one if it is assumed."""
+    text = describe(figures)
+    if fastest := figures["at_max_clock"]:
+        text += f"; at {fastest['clock_hz'] / 1e6:.0f} MHz {describe(fastest)}"
+    return text
+
+
+def format_clock(topology: str) -> str:
+    """Returns 1050 MHz, or 1750 to 2486 MHz (assumed)."""
+    clocks = CHIPS[parse_topology(topology)[0]].clocks_hz
+    text = " to ".join(f"{clock / 1e6:.0f}" for clock in clocks)
+    return f"{text} MHz" + " (assumed)" * (len(clocks) > 1)
+
+
+def caveats(topology: str) -> str:
+    """Returns what the estimates for a topology rest on."""
+    name = parse_topology(topology)[0]
+    low, *high = (round(clock / 1e6) for clock in CHIPS[name].clocks_hz)
+    if not high:
+        return CAVEAT
+    clock = CLOCK_CAVEAT.format(chip=name, low=low, high=high[0], share=low / high[0])
+    return f"{CAVEAT}\n\n{clock}"
+
+
+def clock_footnote(names: list[str]) -> str:
+    """Returns the footnote of a table with rows of chips whose clock is assumed; "" without."""
+    ranges = []
+    for name in names:
+        low, high = CHIPS[name].clocks_hz
+        ranges.append(
+            f"the figures of {name} are at {low / 1e6:.0f} MHz, the slowest that agrees with the "
+            f"peak; at {high / 1e6:.0f} MHz, the fastest, rows per second and MFU are "
+            f"{high / low - 1:.0%} higher and the hours of computation {1 - low / high:.0%} lower"
+        )
+    text = CLOCK_FOOTNOTE.format(names=" and ".join(names), ranges="; ".join(ranges))
+    return text if names else ""
 
 
 def format_hours(figures: dict, prefix: str = "") -> str:
@@ -102,11 +152,21 @@ def format_step(phase: dict) -> list[str]:
             f"{kind} x{totals['count']:,}, {totals['bytes'] / 2**20:,.1f} MiB"
             for kind, totals in phase["collectives"].items()
         ),
-        "time per step": f"{1e3 * phase['step_seconds']:.2f} ms, collectives at least "
-        f"{1e3 * phase['collective_seconds']:.2f} ms, {1e3 * phase['exposed_seconds']:.2f} exposed",
-        "per chip": f"{phase['rows_per_second_per_chip']:,.1f} rows per second, "
-        f"MFU {phase['mfu']:.1%}",
-        f"{phase['num_steps']:,} steps": format_hours(phase),
+        "time per step": at_each_clock(
+            phase,
+            lambda each: (
+                f"{1e3 * each['step_seconds']:.2f} ms, collectives at least "
+                f"{1e3 * each['collective_seconds']:.2f} ms, "
+                f"{1e3 * each['exposed_seconds']:.2f} exposed"
+            ),
+        ),
+        "per chip": at_each_clock(
+            phase,
+            lambda each: (
+                f"{each['rows_per_second_per_chip']:,.1f} rows per second, MFU {each['mfu']:.1%}"
+            ),
+        ),
+        f"{phase['num_steps']:,} steps": at_each_clock(phase, format_hours),
         "a preemption": format_preemption(phase),
         "compile time": f"{phase['compile_seconds']:.0f} s",
         "no estimate for": ", ".join(
@@ -127,13 +187,15 @@ def format_sweep_row(row: dict) -> str:
     start = f"mesh {row['sizes']:<8} remat {row['remat']:<5}"
     if not row["fits"]:
         return f"{start} " + (f"invalid: {row['error']}" if "error" in row else "does not fit")
-    used, hours = row["hbm_bytes_per_device"] / GIB, format_hours(row, "total_")
+    hours = at_each_clock(row, lambda each: format_hours(each, "total_"))
+    used = row["hbm_bytes_per_device"] / GIB
     return f"{start} {used:6.2f} GiB {hours}; fits up to {row['largest_batch']} rows per device"
 
 
 def format_table_row(name: str, report: dict, phase: dict) -> str:
     capacity = phase["hbm_capacity_bytes"] / GIB
     cells = [f"`{name}`", report["topology"], phase["max_seq_length"], phase["batch_size"]]
+    mark = " †" * bool(CHIPS[parse_topology(report["topology"])[0]].max_clock_hz)
     if phase["fits"]:
         cells += [
             phase["per_device_batch_size"],
@@ -143,10 +205,10 @@ def format_table_row(name: str, report: dict, phase: dict) -> str:
             # With remat, layers are computed twice.
             f"{flops_ratio(phase):.1%}" if report["remat"] == "none" else "",
             f"{phase['cycles_per_row']:,.0f}{' *' * has_missing_cycles(phase)}",
-            f"{phase['rows_per_second_per_chip']:,.0f}",
-            f"{phase['mfu']:.0%}",
-            f"+{phase['exposed_seconds'] / phase['step_seconds']:.0%}",
-            f"{phase['hours_with_exposed_collectives']:.1f}",
+            f"{phase['rows_per_second_per_chip']:,.0f}{mark}",
+            f"{phase['mfu']:.0%}{mark}",
+            f"+{phase['exposed_seconds'] / phase['step_seconds']:.0%}{mark}",
+            f"{phase['hours_with_exposed_collectives']:.1f}{mark}",
             f"{phase['compile_seconds']:.0f} s",
         ]
     else:

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from bert_jax.tpu import compilation, hlo_cost, hlo_text
@@ -59,6 +61,24 @@ def test_compiler_knows_every_chip_and_its_devices(chip):
     sheet, devices = compilation.describe_topology(f"{chip}:{shape}")
     assert len(devices) == 4 * sheet.devices_per_chip
     assert devices[0].device_kind in metrics.PEAK_FLOPS
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("chip", "share"), [("v4", 0.93), ("v5e", 0.88), ("v5p", 0.90), ("v6e", 0.70), ("tpu7x", 0.81)]
+)
+def test_product_has_the_peak_at_the_fastest_clock_that_is_assumed(chip, share):
+    device = compilation.describe_device(chip)
+    matrix = jax.ShapeDtypeStruct(
+        (8192, 8192), "bfloat16", sharding=jax.sharding.SingleDeviceSharding(device)
+    )
+    compiled = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
+    cycles = hlo_cost.step_cost(compiled.as_text(), chip).cycles.total()
+    rates = [2 * 8192**3 / cycles * clock for clock in CHIPS[chip].clocks_hz]
+    peak = metrics.PEAK_FLOPS[device.device_kind]
+    assert rates[0] / peak == pytest.approx(share, abs=0.01)
+    if len(rates) > 1:
+        assert rates[1] / peak == pytest.approx(1, abs=0.005)
 
 
 @needs_compiler

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.objectives.masked_lm import MaskedLm
-from bert_jax.tpu import compilation, pod_report, report_text
+from bert_jax.tpu import compilation, pod_report, pod_table, report_text
 from bert_jax.tpu.chips import CHIPS
 from bert_jax.tpu.hlo_cost import Cost, MissingKernelCycles
 from bert_jax.training import metrics
@@ -208,7 +208,7 @@ def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
     cost = Cost(cycles, 1.0, {}, {}, 0.0, [], {}, [])
     sheet = CHIPS["tpu7x"], jax.devices()
     monkeypatch.setattr(compilation, "describe_topology", lambda topology: sheet)
-    monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
+    monkeypatch.setattr(pod_report, "step_cost", lambda *_: cost)
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
     phases = [make_phase(8)]
@@ -218,3 +218,79 @@ def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
     assert (report["num_chips"], report["num_devices"]) == (4, 8)
     assert report["cycles_per_row"] == 2200e6 / 2 and report["rows_per_second_per_chip"] == 2
     assert report["mfu"] == pytest.approx(2 * report["model_flops_per_row"] / 2e12)
+
+
+def report_at_assumed_clock(monkeypatch, chip: str) -> dict:
+    """Returns the report of a step of a billion cycles; faster arithmetic hides less of it."""
+    cycles = collections.Counter({("other", "update"): 1e9})
+
+    def cost(hlo, chip, clock_hz=None):
+        exposed = 1e9 * ((clock_hz or CHIPS[chip].clock_hz) / CHIPS[chip].clock_hz) ** 2
+        return Cost(cycles, 1.0, {}, {}, exposed, [], {}, [])
+
+    monkeypatch.setattr(
+        compilation, "describe_topology", lambda topology: (CHIPS[chip], jax.devices())
+    )
+    monkeypatch.setattr(pod_report, "step_cost", cost)
+    monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
+    monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
+    phases = [dataclasses.replace(make_phase(8), stop=3_600_000)]
+    shape = "2x2x2" if CHIPS[chip].dimensions == 3 else "4x4"
+    return pod_report.report(
+        bert_tiny.get_config(), f"{chip}:{shape}", phases, compilation.UNCASED_ENGLISH
+    )
+
+
+@pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if chip.max_clock_hz])
+def test_times_at_an_assumed_clock_are_given_at_the_fastest_one_too(monkeypatch, chip):
+    report = report_at_assumed_clock(monkeypatch, chip)
+    sheet, fastest = CHIPS[chip], report["at_max_clock"]
+    ratio = sheet.max_clock_hz / sheet.clock_hz
+    assert fastest["step_seconds"] == pytest.approx(1e9 / sheet.max_clock_hz)
+    assert fastest["mfu"] == pytest.approx(report["mfu"] * ratio)
+    assert fastest["exposed_seconds"] == pytest.approx(report["exposed_seconds"] * ratio**2)
+    exposed = 1e9 * ratio**2 / sheet.link_bytes_per_second
+    hours = 1000 * (1e9 / sheet.max_clock_hz + exposed)
+    assert fastest["total_hours_with_exposed_collectives"] == pytest.approx(hours)
+    text = report_text.format_report(report)
+    high = f"at {sheet.max_clock_hz / 1e6:.0f} MHz"
+    assert f"{sheet.clock_hz / 1e6:.0f} to {sheet.max_clock_hz / 1e6:.0f} MHz (assumed)" in text
+    for start in ("total", "  time per step", "  per chip", "  3,600,000 steps"):
+        (line,) = [line for line in text.splitlines() if line.startswith(start)]
+        assert high in line, line
+    assert f"{1000 * report['step_seconds']:.1f} hours, with exposed collectives" in text
+    assert "THE CLOCK IS AN ASSUMPTION" in text and f"that of {chip}." in text
+    row = report_text.format_table_row("a", report, report["phases"][0])
+    assert row.count(" †") == 4
+
+
+@pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if not chip.max_clock_hz])
+def test_published_clock_has_one_reading(monkeypatch, chip):
+    report = report_at_assumed_clock(monkeypatch, chip)
+    text = report_text.format_report(report)
+    assert report["at_max_clock"] is None and "at_max" not in text and "assum" not in text.lower()
+    assert text.count(" MHz") == 1 and "†" not in report_text.format_table_row(
+        "a", report, report["phases"][0]
+    )
+
+
+def test_sweep_names_the_best_mesh_at_both_clocks_where_they_differ(monkeypatch, capsys):
+    def row(sizes, slow, fast):
+        figures = {"total_hours": 1.0, "total_hours_with_exposed_collectives": slow}
+        at_max = {"total_hours": 1.0, "total_hours_with_exposed_collectives": fast}
+        figures |= {"at_max_clock": at_max | {"clock_hz": 2486e6}, "sizes": sizes, "fits": True}
+        return figures | {"remat": "none", "hbm_bytes_per_device": 1, "largest_batch": 8}
+
+    rows = [row("16x1x1", 2.0, 1.9), row("4x4x1", 2.1, 1.5)]
+    monkeypatch.setattr(pod_report, "sweep", lambda *_: rows)
+    assert pod_table.print_sweep(None, "v6e:4x4", [], None, [], [])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("best: mesh 16x1x1")
+    assert lines[3].startswith("best at the fastest clock that the peak allows: mesh 4x4x1")
+
+
+def test_footnote_of_a_table_says_what_another_clock_changes():
+    assert report_text.clock_footnote([]) == ""
+    note = report_text.clock_footnote(["v6e"])
+    assert "at 1750 MHz" in note and "rows per second and MFU are 42% higher" in note
+    assert "the hours of computation 30% lower" in note
