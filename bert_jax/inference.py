@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import expit, softmax
 
-from bert_jax.checkpoints.parameters import unexpected_tensors
+from bert_jax.checkpoints.parameters import hint_for_unexpected, unexpected_tensors
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import ModelInput
 from bert_jax.model import forward
@@ -84,7 +84,7 @@ def load(
             directory, verify_checksums, allow_non_finite
         )
     if unexpected := unexpected_tensors(report):
-        hint = "a head is loaded if `architectures` in config.json names its class"
+        hint = hint_for_unexpected(report)
         warnings.warn(f"{directory}: {unexpected}; {hint}", stacklevel=2)
     config = config_from_settings(settings)
     params = jax.device_put(params, device)

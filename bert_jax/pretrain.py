@@ -166,7 +166,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
             is_early = forecast.is_early(step, phase, config.log_every)
             should_report = is_early or step % config.log_every == 0 or step == phase.stop
-            should_evaluate = step % config.eval_every == 0 and step != num_steps
+            is_due = config.eval_every and step % config.eval_every == 0
+            should_evaluate = is_due and step != num_steps
             should_stop = preemption.should_stop()
             should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
             if should_report or should_save:  # Never save a state with a non-finite loss.

@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from bert_jax.checkpoints.save import check_head, save_model
-from bert_jax.data.features import ModelInput
+from bert_jax.data.features import ModelInput, check_segments
 from bert_jax.model import forward
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
@@ -113,6 +113,7 @@ class TextEncoder:
         """
         parts, _ = self._parts(texts)
         features = self._features(parts, self._max_length(length, "length"))
+        check_segments(self.config, features)
         length = length or max(map(len, features), default=2)
         return build_batch(features, length, self.tokenizer.pad_id, self.config.causal)
 
@@ -241,5 +242,6 @@ class TextEncoder:
     def _apply(
         self, function: Callable, features: Sequence[ModelInput], batch_size: int, **options
     ) -> list:
+        check_segments(self.config, features)
         limit = self.config.max_position_embeddings
         return forward.apply_by_length(function, features, batch_size, limit, **options)

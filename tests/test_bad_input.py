@@ -276,6 +276,12 @@ def corpus_without_sentence_pairs(inputs):
     inputs.train(corpus=str(inputs.path("new")))
 
 
+def pairs_of_a_model_with_one_segment(inputs):
+    config = small_config(inputs.path("corpus")).unlock()
+    config.model.update({"type_vocab_size": 1})
+    pretrain.train_and_evaluate(config.lock(), inputs.path("workdir"))
+
+
 def unknown_kind_of_rows(inputs):
     inputs.build(rows="sentences")
 
@@ -532,6 +538,10 @@ BAD_INPUT = {
     corpus_without_sentence_pairs: (
         ValueError,
         r"/new has full_sentences, not sentence pairs: set --config\.next_sentence=False, or build",
+    ),
+    pairs_of_a_model_with_one_segment: (
+        ValueError,
+        "the corpus has pairs, but type_vocab_size is 1, so the model has no segment",
     ),
     unknown_kind_of_rows: (ValueError, "rows='sentences'; expected one of sentence_pairs, full"),
     weights_without_optimizer_state: (

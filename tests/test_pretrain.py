@@ -528,7 +528,8 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     monkeypatch.setattr(pretrain, "make_pretrain_step", make_recording_step)
     monkeypatch.setattr(jax, "block_until_ready", block_until_ready)
     monkeypatch.setattr(pretrain, "Watchdog", RecordingWatchdog)
-    changes = dict.fromkeys(("num_steps", "log_every", "eval_every", "checkpoint_every"), 9)
+    changes = dict.fromkeys(("num_steps", "log_every", "checkpoint_every"), 9)
+    changes["eval_every"] = 0  # At the end alone.
     pretrain.train_and_evaluate(small_config(corpus, **changes), tmp_path)
     # Steps 5, 8 and 9 wait for the step two before each. Reports of 1, 2 and 5 wait for all.
     assert steps_ahead == [2] * 3

@@ -403,6 +403,33 @@ FORMATS = {
     "electra": ELECTRA,
 }
 
+# `model_type` of other encoders -> why they are not read, and the nearest way on.
+_PRE_LAYER_NORM = "its LayerNorm comes before each sublayer. Nearest: "
+_ROTARY = "its positions are rotary, and its layers others than BERT's. Nearest: "
+_RELATIVE = "its attention has relative positions. Nearest: "
+UNSUPPORTED = {
+    "xlm-roberta-xl": f"{_PRE_LAYER_NORM}xlm-roberta-large",
+    "roberta-prelayernorm": f"{_PRE_LAYER_NORM}roberta-base",
+    "megatron-bert": f"{_PRE_LAYER_NORM}bert-large",
+    "modernbert": f"{_ROTARY}roberta-base, or bert-base",
+    "nomic_bert": f"{_ROTARY}bert-base, or a BERT of sentence-transformers",
+    "eurobert": f"{_ROTARY}xlm-roberta-base",
+    "jina_embeddings_v3": f"{_ROTARY}xlm-roberta-base",
+    "esm": f"{_ROTARY}a BERT pre-trained here on the same sequences",
+    "roformer": f"{_ROTARY}a BERT of the same language",
+    "deberta": f"{_RELATIVE}roberta-base",
+    "deberta-v2": f"{_RELATIVE}roberta-base, or of other languages xlm-roberta-base",
+    "mpnet": f"{_RELATIVE}roberta-base, or of sentence-transformers all-MiniLM-L6-v2, a BERT",
+    "longformer": "its attention is in windows. Nearest: roberta-base, for up to 512 tokens",
+    "big_bird": "its attention is in blocks. Nearest: bert-base, for up to 512 tokens",
+    "mobilebert": "its layers have bottlenecks. Nearest: the distilbert and tinybert models",
+    "rembert": "its output embeddings are not tied. Nearest: xlm-roberta-base",
+    "convbert": "its layers have convolutions. Nearest: electra",
+    "xmod": "its layers have an adapter for each language. Nearest: xlm-roberta-base",
+    "luke": "it reads entities beside words. Nearest: roberta, with the same tokenizer",
+    "bert-generation": "it has no pooler and another head. Nearest: a BERT of the same language",
+}
+
 
 def check_positions(config, pad_id: int) -> None:
     """Raises ValueError if transformers would count the positions of tokens from another row.

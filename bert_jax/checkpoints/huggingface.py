@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_jax.checkpoints import parameters
-from bert_jax.checkpoints.families import FORMATS
+from bert_jax.checkpoints.families import FORMATS, UNSUPPORTED
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
-from bert_jax.checkpoints.tensors import read_tensors
+from bert_jax.checkpoints.tensors import describe_adapter, read_tensors
 from bert_jax.downloads import read_json
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS
@@ -48,7 +48,9 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
     name = values.get("model_type", "bert")
     if name not in FORMATS:
         expected = f"expected one of {', '.join(FORMATS)}"
-        raise ValueError(f"config.json: model_type {name!r} is not supported, {expected}")
+        reason = UNSUPPORTED.get(name, "")
+        reason = f": {reason}" if reason else ""
+        raise ValueError(f"config.json: model_type {name!r} is not supported, {expected}{reason}")
     family = FORMATS[name]
     for key, expected in family.required.items():
         if values.get(key, expected) != expected:
@@ -184,7 +186,12 @@ def params_from_huggingface(
         if stored and not np.array_equal(
             tensors[stored], tensors[stored_names.setdefault(original, stored)]
         ):
-            raise ValueError(f"tensor {copy}: expected a copy of {original}, values differ")
+            raise ValueError(
+                f"tensor {copy}: expected a copy of {original}, values differ: the output layer of "
+                "the masked-LM head is not tied to the embeddings (tie_word_embeddings in "
+                "config.json), and here it always is. To read the encoder alone, save it from "
+                "transformers: AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+            )
     params, report = parameters.read_parameters(
         config,
         head,
@@ -212,7 +219,10 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
         fix = "copy it from the place that the weights come from"
         raise FileNotFoundError(f"{encoder} has weights, but no config.json: {fix}")
     values = read_json(path if path.exists() else legacy_path)
+    if found := describe_adapter(encoder):
+        raise ValueError(found)
     try:
+        _check_code_and_adapters(values)
         config, head = config_from_huggingface(values), head_from_huggingface(values)
         if modules and modules.head:
             limit = modules.head.get("max_seq_length", config.max_position_embeddings)
@@ -231,6 +241,22 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
         fix = "set it in tokenizer_config.json instead"
         raise ValueError(f"{directory}: do_lower_case of a cased tokenizer is not supported: {fix}")
     return parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
+
+
+def _check_code_and_adapters(values: Mapping) -> None:
+    """Raises ValueError for what changes a model and is stored beside its architecture."""
+    if names := (values.get("adapters") or {}).get("adapters"):
+        raise ValueError(
+            f"config.json: the model has the adapters {', '.join(names)}, which are not read: "
+            "merge them with the library adapters, model.merge_adapter(NAME), or remove them, "
+            "model.delete_adapter(NAME)"
+        )
+    for name, target in (values.get("auto_map") or {}).items():
+        raise ValueError(
+            f"config.json: auto_map says that {name} is {target}, code of the model's repository, "
+            "which may compute something else and is not run here. If transformers computes the "
+            "same without it (trust_remote_code=False), remove auto_map from config.json"
+        )
 
 
 def check_pooling(config: BertConfig, head: Mapping | None) -> None:

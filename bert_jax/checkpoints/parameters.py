@@ -1,12 +1,13 @@
 """Builds the parameter tree from named tensors, in any storage format."""
 
 import collections
+import difflib
 import functools
 import json
 import math
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import flax
@@ -125,6 +126,21 @@ def unexpected_tensors(report: LoadReport) -> str:
     )
 
 
+def hint_for_unexpected(report: LoadReport) -> str:
+    """Returns what may be the reason for unused tensors, and what to do."""
+    layers = [
+        [int(found[1]) for name in names if (found := re.search(r"\.layer\.(\d+)\.", name))]
+        for names in (_unexpectedly_unused(report), report.loaded)
+    ]
+    unused, loaded = layers
+    if unused and loaded and min(unused) > max(loaded):
+        return (
+            f"the file has {max(unused) + 1} layers, and config.json says {max(loaded) + 1} "
+            "(num_hidden_layers): correct it, unless the last layers were dropped on purpose"
+        )
+    return "a head is loaded if `architectures` in config.json names its class"
+
+
 def modules_of(params: Mapping) -> list[str]:
     """Returns the modules of a parameter tree: the encoder's own, and the heads."""
     encoder = [f"encoder/{name}" for name in params["encoder"]]
@@ -194,7 +210,8 @@ def read_parameters(
         for name in names[path]:
             if name not in stored_names:
                 expected = f"expected shape {table[path].stored_shape(shapes[path])}"
-                raise ValueError(f"tensor {name}: {expected}, found no such tensor")
+                found = f"found no such tensor{_similar_name(name, stored_names.values())}"
+                raise ValueError(f"tensor {name}: {expected}, {found}")
     params = dict.fromkeys(names)
     for path in sorted(names, key=lambda path: -math.prod(shapes[path])):
         parameter = aligned_zeros(shapes[path], np.float32)
@@ -214,6 +231,21 @@ def read_parameters(
     unused = tuple(sorted({*stored_names.values()} - {*loaded}))
     tree = flax.traverse_util.unflatten_dict(params, sep="/")
     return tree, LoadReport(loaded, missing, unused)
+
+
+def _similar_name(name: str, stored: Iterable[str]) -> str:
+    """Names the tensor of a file that is most like a missing one, and a prefix to be removed."""
+    # Where an encoder is a part of a model, the end of the name is the same.
+    tails = [name.split(separator, 1)[-1] for separator in "./"]
+    ends = [each for each in stored for tail in tails if tail != name and each.endswith(tail)]
+    similar = min(ends, key=len) if ends else "".join(difflib.get_close_matches(name, stored, 1, 0))
+    if not similar:
+        return ", and no others"
+    for each in (name, *tails):
+        if (prefix := similar.removesuffix(each)) != similar and prefix.endswith((".", "/")):
+            fix = f"save the part of the model under {prefix[:-1]} alone, or rename the tensors"
+            return f", the file has {similar}: {fix}"
+    return f", the file has {similar}"
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -20,7 +20,7 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
-from bert_jax.downloads import find_snapshot
+from bert_jax.downloads import find_snapshot, read_optional
 from bert_jax.errors import CheckpointError
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, generator_params
@@ -66,6 +66,8 @@ def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> L
     if is_bucket(directory):
         return _read_native(directory, verify_checksums)
     directory = find_snapshot(directory.expanduser().absolute())
+    if directory.is_file():
+        raise NotADirectoryError(f"{directory} is a file: give its directory, {directory.parent}")
     if any((directory / filename).exists() for filename in (*WEIGHTS_FILENAMES, MODULES_FILENAME)):
         return load_huggingface(directory)
     if is_google(directory):
@@ -79,11 +81,29 @@ def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> L
     try:
         return _read_native(directory, verify_checksums)
     except FileNotFoundError as error:
+        if found := unreadable_weights(directory) or _describe_checkpoints(directory):
+            raise FileNotFoundError(found) from None
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
         if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
             raise
-        hint = unreadable_weights(directory) or hint
         raise FileNotFoundError(f"{error}; {hint}") from None
+
+
+def _describe_checkpoints(directory: pathlib.Path) -> str:
+    """Describes the checkpoints of transformers' Trainer in its output folder; "" without any."""
+    by_step = {}
+    for path in directory.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal() and any((path / name).exists() for name in WEIGHTS_FILENAMES):
+            by_step[int(step)] = path
+    if not by_step:
+        return ""
+    last = by_step[max(by_step)]
+    best = read_optional(last / "trainer_state.json").get("best_model_checkpoint")
+    chosen = directory / pathlib.Path(best).name if best else last
+    names = ", ".join(by_step[step].name for step in sorted(by_step))
+    why = "the best, as its trainer_state.json says" if best else "the last"
+    return f"{directory} holds checkpoints of transformers' Trainer, {names}: give {chosen}, {why}"
 
 
 def _read_native(directory: pathlib.Path, verify_checksums: bool) -> LoadedModel:

@@ -20,10 +20,16 @@ UNREADABLE = {
     "AutoModel.from_pretrained(DIR, from_tf=True).save_pretrained(NEW_DIR)",
     "saved_model.pb": "a module of TensorFlow Hub; download the same model's checkpoint, with its "
     "*.index and *.data-00000-of-00001",
-    "adapter_model.safetensors": "an adapter needs its model: merge both with peft, "
-    "model.merge_and_unload().save_pretrained(NEW_DIR)",
     "model.onnx": "download the model's model.safetensors, too",
 }
+
+# Files of adapters: of peft, and of AdapterHub.
+ADAPTERS = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+    "pytorch_adapter.bin",
+)
 
 # Prefixes of the names that torch's DistributedDataParallel and compile, and Lightning add.
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
@@ -144,8 +150,7 @@ def read_tensors(directory: pathlib.Path) -> LazyTensors:
             renamed[name] = reader
         return LazyTensors(renamed)
     missing = f"{directory} has none of {', '.join(_FORMATS)}"
-    found = unreadable_weights(directory)
-    raise FileNotFoundError(f"{missing}; {found}" if found else missing)
+    raise FileNotFoundError(unreadable_weights(directory) or missing)
 
 
 def _read_shards(
@@ -180,7 +185,22 @@ def _read_shards(
 
 def unreadable_weights(directory: pathlib.Path) -> str:
     """Describes weights that are not read, and what to do; "" if there are none."""
+    if found := describe_adapter(directory):
+        return found
     for filename, fix in UNREADABLE.items():
         if (directory / filename).exists():
-            return f"it holds {filename}: {fix}"
+            return f"{directory} holds {filename}, which is not read: {fix}"
+    return ""
+
+
+def describe_adapter(directory: pathlib.Path) -> str:
+    """Describes an adapter, which would change its model, and what to do; "" if there is none."""
+    for filename in ADAPTERS:
+        if (directory / filename).exists():
+            return (
+                f"{directory} holds {filename}, and adapters are not read: merge it into its model "
+                "with peft, model.merge_and_unload().save_pretrained(NEW_DIR) (one of AdapterHub "
+                "with adapters, model.merge_adapter(NAME)), or remove the files of the adapter to "
+                "read the model without it"
+            )
     return ""

@@ -69,6 +69,26 @@ def make_sequence(
     return np.array(ids, np.int32), start if has_second else len(ids)
 
 
+def check_segments(config, features: Iterable[ModelInput]) -> None:
+    """Raises ValueError for a pair of a model with a single segment, which has no vector for it.
+
+    `config` is the configuration of an architecture.
+    """
+    if getattr(config, "type_vocab_size", 0) != 1:  # With 0 there are no segments to add.
+        return
+    for feature in features:
+        for sequence, second in zip(feature.sequences, feature.second_starts, strict=True):
+            if second < len(sequence):
+                raise ValueError(ONE_SEGMENT)
+
+
+ONE_SEGMENT = (
+    "type_vocab_size is 1, so the model has no segment for the second text of a pair: use a model "
+    "with 2 or a tokenizer whose pairs have one segment, such as RoBERTa's (for any of "
+    'transformers, "model_input_names": ["input_ids", "attention_mask"] in tokenizer_config.json)'
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class LabelLayout:
     """How the labels of a head are laid out in rows: one per feature, or `per_position`."""

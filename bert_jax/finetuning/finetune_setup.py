@@ -20,6 +20,7 @@ from bert_jax.data.features import (
     NO_LABEL,
     LabelLayout,
     RowShape,
+    check_segments,
     steps_per_epoch,
 )
 from bert_jax.finetuning.pretrained_head import initial_params, only_predicts, with_labels_of_head
@@ -318,6 +319,9 @@ def setup_finetuning(
     if "target_std" in head_settings:
         head = with_target_std(task.head, head_settings["target_std"])
         task = dataclasses.replace(task, head=head)
+    check_segments(architecture, task.train or ())
+    for split in task.splits:
+        check_segments(architecture, split.features)
     mesh = make_mesh(**config.mesh)
     sequences_per_feature = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.

@@ -314,6 +314,12 @@ def _check_options(
             f"{directory}: tokenizer_class {tokenizer_class!r} is not supported, expected "
             f"{' or '.join(classes)}; its token ids would be others"
         )
+    if code := (config.get("auto_map") or {}).get("AutoTokenizer"):
+        raise ValueError(
+            f"{directory / CONFIG_FILENAME}: auto_map says that AutoTokenizer is {code}, code of "
+            "the model's repository, which is not run here, and its token ids may be others. If "
+            "transformers gives the same without it (trust_remote_code=False), remove auto_map"
+        )
     defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
     defaults |= {"remove_space": True, "sp_model_kwargs": None}  # of ALBERT
     for name, default in defaults.items():

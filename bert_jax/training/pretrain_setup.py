@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.families import check_positions
 from bert_jax.data.batches import abstract_rows
+from bert_jax.data.features import ONE_SEGMENT
 from bert_jax.data.rows import Rows
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.execution import Execution
@@ -125,6 +126,10 @@ def setup_pretraining(
     vocab_size = max([tokenizer.vocab_size, *(x.vocab_size for x in (source, teacher) if x)])
     architecture = model_config(config, vocab_size, source, causal=objective.causal)
     check_lengths(phases, architecture, teacher)
+    for phase in phases:
+        labels = phase.train.manifest["splits"]["train"]["nsp_labels"]
+        if getattr(architecture, "type_vocab_size", 0) == 1 and any(labels.values()):
+            raise ValueError(f"the corpus has pairs, but {ONE_SEGMENT}")
     model = objective.make_model(architecture, model_execution(config))
     mesh = make_mesh(**config.mesh, devices=devices)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
@@ -352,9 +357,9 @@ def check_numbers(config: ConfigDict) -> None:
     check_bounds(config, AT_LEAST_0, "num_steps", "long_phase.num_steps", "max_eval_batches")
     check_bounds(config, AT_LEAST_0, "per_device_batch_size", "long_phase.per_device_batch_size")
     check_bounds(config, AT_LEAST_0, "decay_power", "keep_every", "weight_decay", "seed")
-    check_bounds(config, AT_LEAST_0, "masking.repeat_after")
+    check_bounds(config, AT_LEAST_0, "masking.repeat_after", "eval_every")
     check_bounds(config, AT_LEAST_1, "batch_size", "long_phase.batch_size", "eval_batch_size")
-    check_bounds(config, AT_LEAST_1, "keep_checkpoints", "log_every", "eval_every")
+    check_bounds(config, AT_LEAST_1, "keep_checkpoints", "log_every")
     check_bounds(config, AT_LEAST_1, "checkpoint_every", "stall_seconds")
     check_bounds(config, POSITIVE, "learning_rate", "long_phase.learning_rate", "clip_norm")
     check_bounds(config, POSITIVE, "epsilon")

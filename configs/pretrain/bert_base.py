@@ -84,7 +84,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.per_device_batch_size = 0
 
     config.log_every = 100  # Steps between lines with the training loss in metrics.jsonl.
-    config.eval_every = 10_000  # Steps between evaluations on the held-out rows.
+    config.eval_every = 10_000  # Steps between evaluations on held-out rows; 0: only at the end.
     config.eval_batch_size = 256  # Held-out rows per batch, over all devices.
     config.max_eval_batches = 0  # Batches per evaluation; 0 means all held-out rows.
     config.checkpoint_every = 5_000  # Steps between checkpoints.

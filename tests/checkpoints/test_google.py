@@ -333,6 +333,6 @@ def test_electra_without_a_configuration_says_where_to_find_one(tmp_path, monkey
 def test_module_of_tensorflow_hub_is_refused_by_name(tmp_path):
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(
-        FileNotFoundError, match=r"holds saved_model\.pb: a module of TensorFlow Hub"
+        FileNotFoundError, match=r"holds saved_model\.pb, which is not read: a module of"
     ):
         read_model(tmp_path)

@@ -94,14 +94,14 @@ def test_git_lfs_pointer_is_named(tmp_path):
     ("filename", "fix"),
     [
         ("tf_model.h5", "from_tf=True"),
-        ("adapter_model.safetensors", "merge both with peft"),
+        ("adapter_model.safetensors", "merge it into its model with peft"),
         ("model.onnx", "download the model's model.safetensors"),
     ],
 )
 def test_other_weights_are_named_with_what_to_do(filename, fix, tmp_path):
     model = write_model(tmp_path / "m", state_dict())
     (model / "model.safetensors").rename(model / filename)
-    with pytest.raises(FileNotFoundError, match=f"it holds {filename}: .*{fix}"):
+    with pytest.raises(FileNotFoundError, match=f"holds {filename}, .*{fix}"):
         read_model(model)
 
 

@@ -13,6 +13,7 @@ from bert_jax.data.features import (
     ModelInput,
     RowShape,
     batch_indices,
+    check_segments,
     finetune_batches,
     make_sequence,
     steps_per_epoch,
@@ -210,6 +211,14 @@ def test_sequence_has_the_separators_and_segments_of_its_layout(layout, pair, st
     first = 1 if layout.is_bare else 3
     assert len(tokens) == len(pair) - 2
     assert second == (first if layout.has_segments else len(tokens))
+
+
+def test_pair_of_a_model_with_one_segment_is_refused():
+    single, pair = (ModelInput((np.arange(5),), (second,)) for second in (5, 3))
+    for size, features in ((1, [single]), (0, [pair]), (2, [single, pair])):
+        check_segments(types.SimpleNamespace(type_vocab_size=size), features)
+    with pytest.raises(ValueError, match="type_vocab_size is 1, so the model has no segment for"):
+        check_segments(types.SimpleNamespace(type_vocab_size=1), [single, pair])
 
 
 def test_empty_text_without_special_tokens_is_refused():

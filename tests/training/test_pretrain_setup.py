@@ -32,7 +32,8 @@ def tiny_config(**changes):
 
 
 def planned(config, is_long=False, length=128):
-    rows = types.SimpleNamespace(max_seq_length=length, max_sequences=8)
+    manifest = {"splits": {"train": {"nsp_labels": {}}}}
+    rows = types.SimpleNamespace(max_seq_length=length, max_sequences=8, manifest=manifest)
     return plan_phase(config, find_objective(config.objective), is_long, rows, None, 0)
 
 
