@@ -3,13 +3,13 @@
 import dataclasses
 import importlib.util
 import math
-import re
 
+from bert_corpus.languages import check_language
 from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
 from bert_corpus.sentences import MODES
 
 MAX_POSITIONS = 1 << 16  # positions in rows are uint16
-DOCUMENTS = ("blank_lines", "files")
+DOCUMENTS = ("blank_lines", "lines", "files")
 LABELED_ROWS = ("sentence_pairs", "released_pairs", "sentence_order")
 ROWS = (
     "sentence_pairs",
@@ -37,9 +37,9 @@ class CorpusConfig:
     dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
     heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
     seed: int = 0
-    documents: str = "blank_lines"  # split text files at blank lines, or "files": one per file
+    documents: str = "blank_lines"  # of text files, between blank lines; "lines", "files": each one
     sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
-    language: str = "en"  # for the sentence splitter, ISO 639-1; unknown ones are split as English
+    language: str = "en"  # for the sentence splitter, ISO 639-1
     block_rows: int = 256  # rows per record
     num_shards: int = 0  # of the train split; 0 chooses by the size of the input
     data_dir: str = ""  # directory of prepared TFDS datasets; "" means TFDS's default
@@ -71,10 +71,9 @@ class CorpusConfig:
         for name, values in (("documents", DOCUMENTS), ("sentences", MODES), ("rows", ROWS)):
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"{name}={value!r}; expected one of {', '.join(values)}")
-        if self.only_language and not re.fullmatch("[a-z]{2}", self.only_language):
-            raise ValueError(
-                f"only_language={self.only_language!r}; expected an ISO 639-1 code, such as 'en'"
-            )
+        check_language("language", self.language)
+        if self.only_language:
+            check_language("only_language", self.only_language)
         for field, package in (("near_duplicates", "datasketch"), ("only_language", "py3langid")):
             if getattr(self, field) and not importlib.util.find_spec(package):
                 raise ImportError(f"--{field} needs {package}: pip install 'bert_jax[cleaning]'")

@@ -28,6 +28,8 @@ OTHER_KINDS = {
 }
 CONVERT = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
+# A header, and a line of one-letter codes. A quotation begins with "> ".
+FASTA_START = re.compile(rb">\S[^\n]*\n(?:[A-Z*-]{10,}|[a-z*-]{10,})\s")
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
 ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")
 OBJECT = re.compile(rb"\{\s*\"(?:[^\"\\]|\\.)*\"\s*:")
@@ -74,6 +76,12 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
     if match := MARKUP_START.match(start):
         kind = "XML" if match[1] == b"?xml" else "an HTML page"
         raise ValueError(f"{path} is {kind}; expected UTF-8 text, JSON lines or a Wikipedia dump")
+    if named == "text" and FASTA_START.match(start):
+        raise ValueError(
+            f"{path} is FASTA, whose headers ('>') would become text; write the sequences alone: "
+            'awk \'/^>/ {print ""; next} {printf "%s", $0}\' IN | fold -w 1000 > OUT.txt; then '
+            "train_vocab --kind=bpe, and prepare_corpus --documents=lines --rows=full_sentences"
+        )
     if PRETTY_OBJECT.match(start) or ARRAY_OF_OBJECTS.match(start):
         return "json"
     if OBJECT.match(start):

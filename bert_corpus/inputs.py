@@ -1,6 +1,7 @@
 """Finds the inputs of a corpus, local or in a bucket, and splits them into units of work."""
 
 import fnmatch
+import hashlib
 import math
 import os
 import re
@@ -36,11 +37,12 @@ class Source(NamedTuple):
       path: as given, or as found by a glob.
       size: in bytes.
       version: changes when the file is written again.
-      format: "text", "file" (text that is one document), "dump", "jsonl", "parquet" or "tfds"; or,
-        as the first bytes show, "docs" (the output of WikiExtractor) or "json" (an array, or
-        objects that are not one per line).
+      format: "text", "lines" (text with a document per line), "file" (text that is one document),
+        "dump", "jsonl", "parquet" or "tfds"; or, as the first bytes show, "docs" (the output of
+        WikiExtractor) or "json" (an array, or objects that are not one per line).
       text_field: of JSON lines, Parquet and TFDS.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
+      head: a hash of the first bytes, which with the size tells copies of files.
     """
 
     path: str
@@ -49,6 +51,7 @@ class Source(NamedTuple):
     format: str
     text_field: str = "text"
     data_dir: str = ""
+    head: str = ""
 
 
 class Unit(NamedTuple):
@@ -75,12 +78,12 @@ def find_inputs(
 ) -> list[Source]:
     """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
 
-    `documents` says how text files are split into documents: at "blank_lines", or one per file
-    ("files").
+    `documents` says what the documents of text files are: what "blank_lines" separate, or each of
+    the "lines" or "files".
 
     Raises FileNotFoundError for no match, OSError for a bucket that cannot be read, ImportError
     without its library, and ValueError for an empty file, an unknown suffix or content that is no
-    text; or for "files" without text files.
+    text; or for "lines" or "files" without text files.
     """
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
@@ -94,15 +97,16 @@ def find_inputs(
             inputs.append(Source(pattern, size, version, "tfds", text_field, data_dir))
             continue
         inputs += [source._replace(text_field=text_field) for source in _find_files(pattern)]
-    if documents == "files":
+    if documents != "blank_lines":
         if not any(source.format == "text" for source in inputs):
             kinds = ", ".join(sorted({source.format for source in inputs}))
             raise ValueError(
-                f"--documents=files is for text files, and the inputs are {kinds}, whose documents "
-                "are already separate: leave it out"
+                f"--documents={documents} is for text files, and the inputs are {kinds}, whose "
+                "documents are already separate: leave it out"
             )
+        format = {"lines": "lines", "files": "file"}[documents]
         inputs = [
-            source._replace(format="file") if source.format == "text" else source
+            source._replace(format=format) if source.format == "text" else source
             for source in inputs
         ]
     return inputs
@@ -173,6 +177,7 @@ def _recognized(source: Source, head: bytes | Exception) -> Source:
     """Returns a source with the format that its first bytes show."""
     if isinstance(head, Exception):
         raise OSError(f"cannot read {source.path}: {head}") from head
+    source = source._replace(head=hashlib.blake2b(head, digest_size=8).hexdigest())
     if source.format == "parquet":
         return source
     _, compression = format_of(source.path)

@@ -56,13 +56,17 @@ def make_manifest(
         for split, entries in shards.items()
     }
     median = _median_sentences(report.counts)
+    num_documents, num_symbols = (
+        sum(count.get(name, 0) for count in report.counts.values())
+        for name in ("documents", "documents_of_words_alone")
+    )
     return {
         "format_version": FORMAT_VERSION,
         "build_version": BUILD_VERSION,
         "token_dtype": token_dtype(tokenizer.vocab_size),
         "splits": splits,
         "median_sentences": median,
-        "warnings": _advise(splits, sources, config, median),
+        "warnings": _advise(splits, sources, config, median, 2 * num_symbols > num_documents),
         "skipped": {
             name: count
             for name, count in sorted(report.skipped.items())
@@ -96,13 +100,22 @@ def _median_sentences(counts: dict[str, dict[str, int]]) -> int:
 
 
 def _advise(
-    splits: dict[str, dict], sources: Sequence[Source], config: CorpusConfig, median: int
+    splits: dict[str, dict],
+    sources: Sequence[Source],
+    config: CorpusConfig,
+    median: int,
+    is_symbols: bool,
 ) -> list[str]:
-    """Returns warnings about the corpus as a whole."""
+    """Returns warnings about the corpus as a whole.
+
+    `median` is the number of sentences of the median document; `is_symbols` says that most
+    documents are sequences of symbols, such as DNA, which have one sentence.
+    """
     warnings, train = [], splits["train"]
     num_documents = sum(split["documents"] for split in splits.values())
+    warnings += _advise_on_copies(splits, sources, config)
     num_files = sum(source.format == "text" for source in sources)
-    if median < MIN_SENTENCES and 0 < 2 * num_files < num_documents:
+    if median < MIN_SENTENCES and 0 < 2 * num_files < num_documents and not is_symbols:
         fix = "put blank lines only between documents"
         if num_files > 1:
             fix = f"if each of the {num_files:,} text files is one, use --documents=files; or {fix}"
@@ -137,11 +150,37 @@ def _advise(
     return warnings
 
 
+def _advise_on_copies(
+    splits: dict[str, dict], sources: Sequence[Source], config: CorpusConfig
+) -> list[str]:
+    """Returns a warning if whole inputs are dropped as copies of others."""
+    first, repeated = {}, []
+    for source in sources:
+        key = (source.size, source.head) if source.head else source.path
+        if (other := first.setdefault(key, source)) is not source:
+            is_copy = source.path != other.path
+            repeated.append(source.path + f", a copy of {other.path}" * is_copy)
+    if not repeated or not (config.drop_duplicates or config.near_duplicates):
+        return []
+    reasons = ("duplicates", "near_duplicates")
+    num_dropped = sum(
+        split["dropped"].get(name, 0) for split in splits.values() for name in reasons
+    )
+    without = " and no --near_duplicates" if config.near_duplicates else ""
+    return [
+        f"{len(repeated):,} of {len(sources):,} inputs repeat{'s' * (len(repeated) == 1)} others "
+        f"({repeated[0]}{', ...' * (len(repeated) > 1)}), and {num_dropped:,} documents were "
+        "dropped as duplicates: a text that is given twice counts once; "
+        f"--nodrop_duplicates{without} keeps every copy"
+    ]
+
+
 def _cause_of_labels(too_many: bool, split: str, config: CorpusConfig) -> str:
     """Returns why too many or too few pairs of a split are NotNext, and how to change that."""
     if too_many:
         fix = "remove blank lines inside documents, or use --documents=files"
-        fix = "use longer documents" if config.documents == "files" else fix
+        fix = fix if config.documents == "blank_lines" else "use longer documents"
+        fix += ", or --rows=full_sentences, which has no pairs"
         return f"a one-sentence document has no true next sentence; {fix}"
     fix = "separate them by blank lines"
     if split == "heldout":
@@ -162,6 +201,17 @@ def _describe_split(
     rows, pairs, tokens, not_next = (count[n] for n in ("rows", "pairs", "tokens", "not_next"))
     names = sorted(name for name in count if name.startswith("dropped_"))
     dropped = {name.removeprefix("dropped_"): count[name] for name in names}
+    if not rows and split == "heldout" and num_documents == 1:
+        fix = {
+            "blank_lines": "separate its documents by blank lines, or use --documents=lines, by "
+            "which each line is one",
+            "lines": "add lines",
+            "files": "add files, or use --documents=blank_lines or --documents=lines",
+        }
+        raise ValueError(
+            "the input is a single document, so that there is none to hold out for evaluation; "
+            f"{fix[config.documents]} (or build without held-out documents, --heldout_fraction=0)"
+        )
     if not rows:
         reasons = f" (dropped: {count_in_words(dropped)})" if any(dropped.values()) else ""
         fix = "Add files" if config.documents == "files" else "Cut long documents by blank lines"

@@ -56,6 +56,7 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
     """
     readers = {
         "text": _read_text,
+        "lines": _read_text_lines,
         "file": _read_text,
         "docs": _read_docs,
         "jsonl": _read_json_lines,
@@ -219,6 +220,16 @@ def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
                 return
         elif not is_ours and offset >= stop:
             return
+
+
+def _read_text_lines(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the lines of a UTF-8 file that are not blank. Raises ValueError as `_read_text`."""
+    del skipped
+    for offset, stop, line in _read_lines(unit):
+        if offset >= stop:
+            return
+        if text := _decode(line, offset, unit).strip():
+            yield Document(f"{text}\n")
 
 
 def _decode(line: bytes, offset: int, unit: Unit) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import random
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -38,6 +39,8 @@ GROUP_TOKENS = 1 << 18
 MAX_SAMPLES = 20  # of dropped documents, for each reason
 SAMPLE_CHARACTERS = 200
 HISTOGRAM_BINS = 16
+# Text in a natural language has it; sequences of symbols, such as DNA, have none.
+PUNCTUATION = re.compile(r"[^\w\s*-]")
 
 
 class Part(NamedTuple):
@@ -250,6 +253,7 @@ def tokenize_unit(
             continue
         if not document.continues:
             count[f"documents_of_sentences_{len(sentences)}"] += 1
+            count["documents_of_words_alone"] += not any(map(PUNCTUATION.search, texts))
         pieces = []
         for ids in sentences:
             pieces += cut_sentence(ids, config.max_seq_length, itemsize)

@@ -34,6 +34,7 @@ def _describe_documents(plan: Plan, manifest: dict) -> str:
     num_documents = sum(split["documents"] for split in manifest["splits"].values())
     num_inputs, formats = len(plan.sources), {source.format for source in plan.sources}
     how = ", between the blank lines of text" if "text" in formats else ""
+    how = ", each line of text as one" if "lines" in formats else how
     how = ", each text file as one" if "file" in formats else how
     median = manifest["median_sentences"]
     return (

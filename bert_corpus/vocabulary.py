@@ -10,7 +10,9 @@ import functools
 import io
 import json
 import re
+import sys
 import tempfile
+import unicodedata
 from typing import BinaryIO
 
 import sentencepiece
@@ -22,32 +24,68 @@ from bert_corpus.manifest import check_skipped
 from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
+from bert_corpus.words import cut_text
 from bert_jax.tokenization import SPECIAL_TOKENS
 from bert_jax.tokenizers.byte_pair import ROBERTA_TOKENS, roberta_processing, roberta_spec
-from bert_jax.tokenizers.stored import describe_casing, store_as_json
-from bert_jax.tokenizers.wordpiece import MAX_WORD_CHARACTERS
+from bert_jax.tokenizers.stored import SpecialTokens, describe_casing, store_as_json
+from bert_jax.tokenizers.wordpiece import MAX_WORD_CHARACTERS, bert_spec
 
 # Number of characters with a piece of their own, about as many as in the released vocabularies.
 MAX_ALPHABET = 1000
 # SentencePiece trains in memory, on a random sample of this many sentences.
 MAX_SENTENCES = 10_000_000
 MIN_BYTE_PAIR_SIZE = 256 + len(ROBERTA_TOKENS)
-MAX_SENTENCE_BYTES = 4192  # SentencePiece's default; longer ones are not trained on
+MAX_SENTENCE_BYTES = 4192  # SentencePiece's default; longer ones are cut
+MAX_ACCENTED_WORDS = 1 << 18  # different ones whose spellings are counted
+MAX_STRIPPED = 0.01  # share of the words that lose accents without a warning
 
 
 @dataclasses.dataclass
 class CharacterCounts:
-    """Counts how often each character begins or continues a word, how many "words" (for
-    WordPiece) and "sentences" (for SentencePiece) are too long to train on, and what readers
-    skipped."""
+    """Counts of a text.
+
+    Attributes:
+      word_initial, word_internal: how often each character begins or continues a word.
+      words: how many there are, "all", "long" ones, which are [UNK] to WordPiece, those of
+        "letters", without numbers and punctuation, and of these the "accented".
+      spellings: of words without accents, how often each spelling with and without them occurs.
+      skipped: what readers skipped.
+    """
 
     word_initial: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     word_internal: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    too_long: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    words: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    spellings: dict[str, collections.Counter] = dataclasses.field(default_factory=dict)
     skipped: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
+    def add(self, other: "CharacterCounts") -> None:
+        """Adds the counts of another text."""
+        for name in ("word_initial", "word_internal", "words", "skipped"):
+            getattr(self, name).update(getattr(other, name))
+        for word, spellings in other.spellings.items():
+            if word in self.spellings or len(self.spellings) < MAX_ACCENTED_WORDS:
+                self.spellings.setdefault(word, collections.Counter()).update(spellings)
 
-def text_of_units(units: list[Unit], lower_case: bool) -> tuple[list[str], CharacterCounts]:
+    def describe_accents(self) -> str:
+        """Returns what stripping the accents loses; "" for a text without accents."""
+        if not self.words["accented"]:
+            return ""
+        merged = [spellings for spellings in self.spellings.values() if len(spellings) > 1]
+        # Those whose second spelling is the most frequent tell the most.
+        merged.sort(key=lambda spellings: -spellings.most_common(2)[1][1])
+        examples = [" and ".join(w for w, _ in each.most_common(2)) for each in merged[:3]]
+        share = self.words["accented"] / self.words["letters"]
+        return (
+            f"{share:.2%} of the words have accents, which are stripped: "
+            f"{len(merged):,} words become equal to others{' (' * bool(examples)}"
+            f"{', '.join(examples)}{')' * bool(examples)}. Where accents carry meaning, keep them "
+            "with --nostrip_accents and --output=NAME.json"
+        )
+
+
+def text_of_units(
+    units: list[Unit], lower_case: bool, strip_accents: bool
+) -> tuple[list[str], CharacterCounts]:
     """Returns the sentences of units of the input, and their counts."""
     sentences: list[str] = []
     counts = CharacterCounts()
@@ -59,18 +97,19 @@ def text_of_units(units: list[Unit], lower_case: bool) -> tuple[list[str], Chara
             except UNREADABLE:
                 continue  # prepare_corpus counts these
         counts.skipped.update(skipped)
-    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
+    # Each word once, with its accents: they are stripped from different words only.
+    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case, strip_accents=False)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
-    words: collections.Counter = collections.Counter()
+    spelled: collections.Counter = collections.Counter()
     for sentence in sentences:
         text = normalizer.normalize_str(sentence)
-        words.update(word for word, _ in splitter.pre_tokenize_str(text))
-    counts.too_long["sentences"] = sum(
-        len(text.encode()) > MAX_SENTENCE_BYTES for text in sentences
-    )
+        spelled.update(word for word, _ in splitter.pre_tokenize_str(text))
+    words = _strip_accents(spelled, counts) if strip_accents else spelled
+    counts.words["all"] = words.total()
     for word, count in words.items():
+        counts.words["letters"] += count * word[0].isalpha()
         if len(word) > MAX_WORD_CHARACTERS:
-            counts.too_long["words"] += count
+            counts.words["long"] += count
             continue
         counts.word_initial[word[0]] += count
         for character in word[1:]:
@@ -78,9 +117,34 @@ def text_of_units(units: list[Unit], lower_case: bool) -> tuple[list[str], Chara
     return sentences, counts
 
 
+def _strip_accents(spelled: collections.Counter, counts: CharacterCounts) -> collections.Counter:
+    """Returns words, by how often they occur, without accents; counts their spellings."""
+    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False, strip_accents=True)
+    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words = collections.Counter()
+    for spelling, count in spelled.items():
+        if spelling.isascii():
+            words[spelling] += count
+            continue
+        stripped = [
+            word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(spelling))
+        ]
+        for word in stripped:
+            words[word] += count
+        decomposed = unicodedata.normalize("NFD", spelling)
+        if stripped and any(unicodedata.category(c) == "Mn" for c in decomposed):
+            counts.words["accented"] += count
+            counts.spellings.setdefault(stripped[0], collections.Counter())[spelling] = count
+    for word, spellings in counts.spellings.items():
+        if word in spelled:
+            spellings[word] = spelled[word]
+    return words
+
+
 def spool_text(
     inputs: list[str],
     lower_case: bool,
+    strip_accents: bool,
     stream: BinaryIO,
     num_processes: int = 0,
     data_dir: str = "",
@@ -90,37 +154,47 @@ def spool_text(
 
     Raises:
       FileNotFoundError, ValueError: see `find_inputs`, `read_documents` and `check_skipped`; or
-        there are no words.
+        there is no text.
     """
     sources = find_inputs(inputs, text_field, data_dir)
     units = split_into_units(sources)
     counts = CharacterCounts()
-    split = functools.partial(text_of_units, lower_case=lower_case)
+    split = functools.partial(text_of_units, lower_case=lower_case, strip_accents=strip_accents)
     with worker_processes(split, num_processes) as ordered_map:
         for sentences, unit_counts in tqdm.tqdm(ordered_map(units), "text", len(units)):
             stream.writelines(f"{sentence}\n".encode() for sentence in sentences)
-            counts.word_initial.update(unit_counts.word_initial)
-            counts.word_internal.update(unit_counts.word_internal)
-            counts.too_long.update(unit_counts.too_long)
-            counts.skipped.update(unit_counts.skipped)
+            counts.add(unit_counts)
     stream.flush()
     check_skipped(counts.skipped, text_field)
-    if not counts.word_initial:
-        raise ValueError("the input holds no words to train on")
+    if not counts.words["all"]:
+        raise ValueError("the input holds no words to train on: it is blank, or only markup")
     return counts
 
 
-def train_wordpiece(path: str, counts: CharacterCounts, size: int, lower_case: bool) -> bytes:
+def train_wordpiece(
+    path: str, counts: CharacterCounts, size: int, lower_case: bool, strip_accents: bool
+) -> bytes:
     """Trains WordPiece on the sentences in the file `path`; returns the bytes of a vocab.txt.
+
+    If it keeps the accents of lower-cased text, or strips those of cased text, which a vocab.txt
+    cannot say, returns the bytes of a wordpiece.json. Raises ValueError without words.
 
     The trainer breaks ties between merges by the order of the characters and their "##" forms in a
     hash table, which differs between runs. Passing all of them makes it deterministic.
     """
+    if not counts.word_initial:
+        raise ValueError(
+            f"all of the {counts.words['long']:,} words between spaces are longer than "
+            f"{MAX_WORD_CHARACTERS} characters, which WordPiece cannot read: put spaces into the "
+            "text (into DNA, between k-mers), or train --kind=bpe or sentencepiece, which need none"
+        )
     frequency = counts.word_initial + counts.word_internal
     alphabet = sorted(frequency, key=lambda c: (-frequency[c], c))[: min(MAX_ALPHABET, size // 4)]
     continuations = sorted(f"##{c}" for c in alphabet if counts.word_internal[c])
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+        lowercase=lower_case, strip_accents=strip_accents
+    )
     too_long = tokenizers.Regex(f".{{{MAX_WORD_CHARACTERS + 1},}}")
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
@@ -138,6 +212,11 @@ def train_wordpiece(path: str, counts: CharacterCounts, size: int, lower_case: b
     )
     tokenizer.train([path], trainer)
     ids = tokenizer.get_vocab()
+    if strip_accents != lower_case:
+        spec = bert_spec(ids, lower_case, MAX_WORD_CHARACTERS)
+        spec["normalizer"]["strip_accents"] = strip_accents
+        casing = describe_casing(lower_case, "as asked")
+        return store_as_json(spec, SpecialTokens(), casing, "wordpiece.json").content
     return "".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)).encode()
 
 
@@ -153,7 +232,11 @@ def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
         with open(path, encoding="utf-8", newline="\n") as sentences:
             sentencepiece.SentencePieceTrainer.train(
                 # Not input=path, which would be stored in the model.
-                sentence_iterator=(sentence.rstrip("\n") for sentence in sentences),
+                sentence_iterator=(
+                    piece
+                    for sentence in sentences
+                    for piece in cut_text(sentence.rstrip("\n"), MAX_SENTENCE_BYTES)
+                ),
                 model_writer=model,
                 vocab_size=size,
                 hard_vocab_limit=False,
@@ -210,28 +293,32 @@ def train_vocabulary(
     num_processes: int = 0,
     data_dir: str = "",
     text_field: str = "text",
+    strip_accents: bool | None = None,
 ) -> bytes:
     """Returns the bytes of a vocabulary of at most `size` pieces.
 
-    `lower_case` has no effect on the kind "bpe". Raises like `spool_text`, and ValueError for a
-    `size` that is too small.
+    `lower_case` has no effect on the kind "bpe", `strip_accents` (None: as `lower_case`) only on
+    "wordpiece". Raises like `spool_text` and `train_wordpiece`, and ValueError for a `size` that is
+    too small.
     """
+    if strip_accents is None:
+        strip_accents = lower_case
     if kind == "bpe" and size < MIN_BYTE_PAIR_SIZE:
         needed = f"bytes and special tokens need {MIN_BYTE_PAIR_SIZE} pieces"
         raise ValueError(f"--size={size} is too small: {needed}")
     with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
-        counts = spool_text(inputs, lower_case, spool, num_processes, data_dir, text_field)
-        limits = {
-            "words": f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece",
-            "sentences": f"{MAX_SENTENCE_BYTES:,} bytes",
-        }
+        casing = lower_case, strip_accents
+        counts = spool_text(inputs, *casing, spool, num_processes, data_dir, text_field)
         if without := counts.skipped["lines_without_text"]:
             print(f"lines without text in {text_field!r}, not trained on: {without:,}")
-        unit = {"wordpiece": "words", "sentencepiece": "sentences"}.get(kind)
-        if unit and counts.too_long[unit]:
-            print(f"not trained on: {counts.too_long[unit]:,} {unit} of over {limits[unit]}")
+        if kind == "wordpiece" and (long := counts.words["long"]):
+            limit = f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece"
+            print(f"not trained on: {long:,} words of over {limit}")
+        if kind == "wordpiece" and (lost := counts.describe_accents()):
+            is_much = counts.words["accented"] > MAX_STRIPPED * counts.words["letters"]
+            print(f"{'warning: ' * is_much}{lost}", file=sys.stderr if is_much else sys.stdout)
         if kind == "bpe":
             return train_byte_pair(spool.name, size)
         if kind == "wordpiece":
-            return train_wordpiece(spool.name, counts, size, lower_case)
+            return train_wordpiece(spool.name, counts, size, *casing)
         return train_sentencepiece(spool.name, size, lower_case)

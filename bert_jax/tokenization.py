@@ -33,6 +33,7 @@ from bert_jax.tokenizers.stored import (
     lower_cases,
     read_stored_json,
     special_ids,
+    strips_accents,
 )
 from bert_jax.tokenizers.wordpiece import (
     CONTINUATION,
@@ -60,6 +61,7 @@ class Tokenizer:
       mask_token: the mask as written in a text; None if the vocabulary has none.
       word_start: bool [vocab_size], whether a piece begins a word. True for special tokens.
       lower_case: whether text is lower-cased.
+      strips_accents: whether accents and other combining marks are removed from text.
       casing: the same in words, with the reason, for the log.
       splits_at_spaces: whether a text has the ids of its parts between spaces.
       layout: how one or two texts become one sequence with special tokens.
@@ -170,7 +172,7 @@ class LibraryTokenizer(Tokenizer):
                 pieces[index] = name
                 self._ids[name] = index
         super().__init__(stored.content, pieces, ids)
-        self.lower_case = lower_cases(backend)
+        self.lower_case, self.strips_accents = lower_cases(backend), strips_accents(backend)
 
     def _encode_ids(self, texts: list[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -272,6 +274,7 @@ class SentencePieceTokenizer(Tokenizer):
         check_special_tokens(SPECIAL_TOKENS, self._ids, source)
         super().__init__(content, pieces, [self._ids[name] for name in SPECIAL_TOKENS])
         self.lower_case, reason = lower_case_of(pieces)
+        self.strips_accents = False
         self.casing = f"normalized by its SentencePiece model ({reason})"
         # Appends normalizer_spec.add_dummy_prefix=false: in a protocol buffer the last value wins.
         content += b"\x1a\x02\x18\x00"

@@ -119,8 +119,9 @@ flags.DEFINE_enum(
     DEFAULT.documents,
     DOCUMENTS,
     "How text files are split into documents. blank_lines: at blank lines, as in the released "
-    "code; files: one document per file, with blank lines between its paragraphs. Other formats "
-    "define their own documents.",
+    "code; lines: one document per line, such as a message, a log entry or a DNA sequence; files: "
+    "one document per file, with blank lines between its paragraphs. Other formats define their "
+    "own documents.",
 )
 flags.DEFINE_enum(
     "sentences",
@@ -132,7 +133,7 @@ flags.DEFINE_enum(
 flags.DEFINE_string(
     "language",
     DEFAULT.language,
-    "ISO 639-1 code for the sentence splitter; an unknown one is split as English.",
+    "ISO 639-1 code of the text, by which the sentence splitter knows abbreviations.",
 )
 flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a shard.")
 flags.DEFINE_string(
@@ -186,7 +187,10 @@ def main(argv: list[str]) -> None:
         output, vocabulary = map(os.path.expanduser, (OUTPUT.value, VOCAB.value))
         lower_case = None if CASED.value is None else not CASED.value
         tokenizer = load_tokenizer(vocabulary, lower_case)
-        print(f"{vocabulary}: {tokenizer.vocab_size:,} ids, {tokenizer.casing}")
+        accents = "stripped" if tokenizer.strips_accents else "kept"
+        print(
+            f"{vocabulary}: {tokenizer.vocab_size:,} ids, {tokenizer.casing}, accents are {accents}"
+        )
         if tokenizer.mask_id is None:
             raise ValueError(f"{vocabulary} has no mask token, which pre-training needs")
         plan = Plan(INPUT.value, tokenizer, config)

@@ -40,6 +40,13 @@ TEXT_FIELD = flags.DEFINE_string("text_field", "text", "The same as for tools/pr
 CASED = flags.DEFINE_bool(
     "cased", None, "Keep case (and, in WordPiece, accents). Byte-level BPE always does."
 )
+STRIP_ACCENTS = flags.DEFINE_bool(
+    "strip_accents",
+    None,
+    "Strip accents and other combining marks, or keep them (--nostrip_accents), in WordPiece; by "
+    "default they are stripped from uncased text, as in BERT. If this differs from the default, "
+    "--output is named *.json. The other kinds keep accents.",
+)
 
 
 def main(argv: list[str]) -> None:
@@ -47,7 +54,17 @@ def main(argv: list[str]) -> None:
         sys.exit(f"train_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     output, partial = OUTPUT.value, f"{OUTPUT.value}.partial"
     filename, is_cased = FILENAME_OF_KIND[KIND.value], bool(CASED.value) or KIND.value == "bpe"
+    strip_accents = not is_cased if STRIP_ACCENTS.value is None else STRIP_ACCENTS.value
     suffix = os.path.splitext(output)[1]
+    if KIND.value != "wordpiece" and STRIP_ACCENTS.value:
+        sys.exit(f"train_vocab: --kind={KIND.value} keeps accents: leave out --strip_accents")
+    if KIND.value == "wordpiece" and strip_accents == is_cased:
+        filename = FILENAMES["WordPiece"]
+        if suffix != ".json":
+            sys.exit(
+                f"train_vocab: --output={output} cannot say that accents are "
+                f"{'stripped' if strip_accents else 'kept'}: name it *.json, which says it"
+            )
     if (suffix if suffix in (".model", ".json") else ".txt") != os.path.splitext(filename)[1]:
         sys.exit(
             f"train_vocab: --output={output} does not match --kind={KIND.value}: a SentencePiece "
@@ -73,6 +90,7 @@ def main(argv: list[str]) -> None:
             not is_cased,
             data_dir=DATA_DIR.value,
             text_field=TEXT_FIELD.value,
+            strip_accents=strip_accents,
         )
         tokenizer = tokenizer_from_bytes(filename, content)
         with open(partial, "wb") as stream:
@@ -87,8 +105,9 @@ def main(argv: list[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.remove(partial)
     case = "uncased" if tokenizer.lower_case else "cased"
+    accents = ", accents stripped" if tokenizer.strips_accents else ", accents kept"
     replaced = ", in place of the file that was there" * is_replaced
-    print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}{replaced}")
+    print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}{accents}{replaced}")
     if tokenizer.lower_case == is_cased:
         print(
             f"warning: --cased={is_cased}, but by its pieces this vocabulary is {case}. Is all "

@@ -221,5 +221,9 @@ def lower_cases(backend: tokenizers.Tokenizer) -> bool:
     return bool(backend.normalizer) and backend.normalizer.normalize_str("A") == "a"
 
 
+def strips_accents(backend: tokenizers.Tokenizer) -> bool:
+    return bool(backend.normalizer) and backend.normalizer.normalize_str("\u00e9") == "e"
+
+
 def describe_casing(lower_case: bool, reason: str) -> str:
     return f"{'lower-cased' if lower_case else 'cased'} ({reason})"

@@ -321,10 +321,8 @@ def test_blank_input_and_empty_heldout_split_are_clear_errors(tmp_path):
             build_corpus(str(blank), TOKENIZER, tmp_path / "out", config, num_processes=1)
     few = write_text(tmp_path / "few.txt", num_documents=1)
     config = corpus_config(heldout_fraction=0.001)
-    message = r"0 of 1 .* heldout split, which has no sentence pair; .*=0\.001 or --seed$"
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match="single document, so that there is none to hold out"):
         build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
-    assert "dropped" not in str(error.value)
     # As the message says, more text is enough: of several documents, one is held out.
     few = write_text(tmp_path / "few.txt", num_documents=3)
     manifest = build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
@@ -413,8 +411,9 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
         ({"sentences": "auto"}, "sentences='auto'; expected one of split, lines"),
         ({"near_duplicates": 1.0}, r"near_duplicates=1\.0; expected 0 to 0\.99"),
         ({"min_words": 9, "max_words": 5}, "max_words=5; expected 9 to"),
-        ({"only_language": "english"}, "only_language='english'; expected an ISO 639-1 code"),
-        ({"only_language": "xx"}, "only_language='xx'; expected one of a.*, zh"),
+        ({"only_language": "english"}, "only_language='english'; .* such as 'en'"),
+        ({"only_language": "bm"}, "only_language='bm'; expected one of a.*, zh"),
+        ({"language": "german"}, "language='german'; .* such as 'de'"),
     ],
 )
 def test_invalid_config_is_a_clear_error(changes, message):

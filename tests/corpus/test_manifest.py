@@ -1,26 +1,38 @@
 """The manifest's description of a corpus, from the counts of its steps."""
 
 import collections
+import random
 import re
 
 import pytest
 
+from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.inputs import Source, find_inputs, split_into_units
 from bert_corpus.manifest import check_skipped, count_in_words, make_manifest
 from bert_corpus.readers import read_documents
 from bert_corpus.steps import Report
-from bert_jax.tokenization import tokenizer_from_bytes
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from tests.helpers import WORDS, random_text, write_vocabulary
 
 TOKENIZER = tokenizer_from_bytes("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
 
 
-def manifest_of(sentences=(20, 30), heldout=200, truncated=0, num_files=9, format="text", **config):
+def manifest_of(
+    sentences=(20, 30),
+    heldout=200,
+    truncated=0,
+    num_files=9,
+    format="text",
+    words_alone=0,
+    **config,
+):
     """Returns the manifest of 2,000 documents, half with each number of sentences."""
     sources = [Source(f"{n}.txt", 1, "", format) for n in range(num_files)]
     counts = dict.fromkeys(("rows", "pairs", "tokens", "text_tokens"), 10_000) | {"not_next": 5_000}
     numbers = {f"documents_of_sentences_{n}": 1000 for n in sentences}
     counts |= numbers | {"dropped_truncated_tokens": truncated}
+    counts["documents_of_words_alone"] = words_alone
     counts = {"train": counts | {"documents": 2000 - heldout}}
     if heldout:
         counts["heldout"] = counts["train"] | dict.fromkeys(numbers, 0) | {"documents": heldout}
@@ -60,6 +72,7 @@ def test_bad_corpus_is_a_warning(changes, message):
         {"sentences": (2, 3), "format": "jsonl"},
         {"sentences": (2, 3), "format": "file", "documents": "files"},
         {"truncated": 4_000, "dupe_factor": 3},
+        {"sentences": (1, 1), "heldout": 100, "words_alone": 1_500},  # Such as DNA.
     ],
 )
 def test_an_ordinary_corpus_gives_no_warning(changes):
@@ -96,3 +109,73 @@ def test_json_in_another_form_than_objects_with_text_is_refused_with_the_form(tm
     message = "no text in 'text'.*expected one JSON object per line, or an array of obj.*text_field"
     with pytest.raises(ValueError, match=message):
         check_skipped(skipped, "text")
+
+
+@pytest.mark.parametrize(
+    ("paths", "settings", "expected"),
+    [
+        (
+            ["a.txt", "a.txt"],
+            {},
+            r"^1 of 2 inputs repeats others \(.*a\.txt\), and 30 documents were",
+        ),
+        (
+            ["a.txt", "copy.txt"],
+            {},
+            r"\(.*copy\.txt, a copy of .*a\.txt\), .* --nodrop_duplicates keeps",
+        ),
+        (
+            ["a.txt", "copy.txt", "b.txt", "a.txt"],
+            {"near_duplicates": 0.8},
+            r"^2 of 4 .*\.txt, \.\.\.\).* 60 doc.*duplicates and no --near_duplicates keeps",
+        ),
+        (["a.txt", "b.txt"], {}, None),
+        (["a.txt", "a.txt"], {"drop_duplicates": False}, None),
+    ],
+)
+def test_an_input_that_is_given_twice_is_a_warning(tmp_path, paths, settings, expected):
+    (tmp_path / "a.txt").write_text(random_text(30))
+    (tmp_path / "copy.txt").write_text(random_text(30))
+    (tmp_path / "b.txt").write_text(random_text(30, seed=1))
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    config = CorpusConfig(sentences="lines", heldout_fraction=0.2, **settings)
+    inputs = [str(tmp_path / path) for path in paths]
+    manifest = build_corpus(inputs, tokenizer, tmp_path / "corpus", config, num_processes=1)
+    found = [warning for warning in manifest["warnings"] if "inputs repeat" in warning]
+    assert len(found) == bool(expected)
+    assert not expected or re.search(expected, found[0])
+
+
+@pytest.mark.parametrize(
+    ("documents", "fix"),
+    [
+        ("blank_lines", "separate its documents by blank lines, or use --documents=lines"),
+        ("files", "add files, or use --documents=blank_lines or --documents=lines"),
+    ],
+)
+def test_a_single_document_is_an_error_that_names_the_remedy(tmp_path, documents, fix):
+    (tmp_path / "a.log").mkdir()
+    path = tmp_path / "a.log" / "text"
+    path.write_text("the old river .\n" * 20_000)
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    arguments = str(path), tokenizer, tmp_path / "corpus"
+    with pytest.raises(ValueError, match=f"single document, .* none to hold out.*; {fix}"):
+        build_corpus(*arguments, CorpusConfig(documents=documents), num_processes=1)
+    config = CorpusConfig(documents="lines", rows="full_sentences", drop_duplicates=False)
+    path.write_text("".join(f"the {word} river .\n" for word in WORDS * 100))
+    splits = build_corpus(*arguments, config, num_processes=1)["splits"]
+    assert sum(split["documents"] for split in splits.values()) == 100 * len(WORDS)
+    assert splits["heldout"]["rows"]
+
+
+@pytest.mark.parametrize("rows", ["full_sentences", "single_segments"])
+def test_sequences_of_symbols_give_no_warning_about_blank_lines(tmp_path, rows):
+    rng = random.Random(0)
+    letters = ["a", "c", "g", "t"]
+    sequences = [" ".join(rng.choices(letters, k=150)) for _ in range(300)]
+    (tmp_path / "dna.txt").write_text("\n\n".join(sequences))
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", letters))
+    config = CorpusConfig(rows=rows, heldout_fraction=0.4)
+    arguments = str(tmp_path / "dna.txt"), tokenizer, tmp_path / "corpus", config
+    manifest = build_corpus(*arguments, num_processes=1)
+    assert manifest["warnings"] == [] and manifest["median_sentences"] == 1

@@ -102,12 +102,49 @@ def test_long_file_is_read_in_parts_of_one_document(tmp_path, monkeypatch):
     assert len(found) > 3
 
 
-def test_documents_files_is_for_text_inputs_only(tmp_path):
+@pytest.mark.parametrize("documents", ["files", "lines"])
+def test_documents_of_files_or_lines_are_for_text_inputs_only(tmp_path, documents):
     (tmp_path / "a.jsonl").write_text('{"text": "One."}\n')
-    with pytest.raises(
-        ValueError, match="--documents=files is for text files, and the inputs are jsonl"
-    ):
-        find_inputs(f"{tmp_path}/a.jsonl", documents="files")
+    message = f"--documents={documents} is for text files, and the inputs are jsonl"
+    with pytest.raises(ValueError, match=message):
+        find_inputs(f"{tmp_path}/a.jsonl", documents=documents)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["unix", "dos", "old_mac"])
+def test_each_line_is_a_document(tmp_path, monkeypatch, suffix, end):
+    lines = [f"Line {n}. It is " + "long " * (n % 9) for n in range(40)]
+    text = "\ufeff" + end.join([*lines[:20], "", "  ", *lines[20:]])
+    write_compressed(f"{tmp_path}/a.txt{suffix}", text.encode())
+    for unit_bytes in (1 << 22, 50):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        found = read(f"{tmp_path}/a.txt{suffix}", documents="lines")
+        assert sorted(document.text for document in found) == sorted(
+            f"{line.strip()}\n" for line in lines
+        )
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">chr1 a header\nACGTNNACGTAC\nACG\n",
+        ">sp|P1\r\nMKVLAAGIVLL\r\n",
+        ">a\nacgtnnacgtacgt-acgt\n>b\nacgt\n",
+    ],
+)
+def test_fasta_is_refused_with_the_way_on(tmp_path, suffix, text):
+    write_compressed(f"{tmp_path}/a.txt{suffix}", text.encode())
+    with pytest.raises(ValueError, match=r"a\.txt.* is FASTA, .* awk .* --documents=lines"):
+        find_inputs(f"{tmp_path}/a.txt{suffix}")
+
+
+@pytest.mark.parametrize(
+    "text", ["> quoted\n> again\n", ">He\nsaid nothing.\n", ">>> x = 1\nWONDERFUL DAY\n"]
+)
+def test_a_quotation_is_not_fasta(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    assert read(f"{tmp_path}/a.txt") == [readers.Document(text)]
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["dos", "old_mac"])

@@ -78,6 +78,9 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path):
         (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and only that"),
         (["--output={0}/x.txt", "--kind=bpe"], "and a byte-level BPE *.json"),
         (["--output={0}/x.json"], "does not match --kind=wordpiece"),
+        (["--output={0}/x.txt", "--nostrip_accents"], "accents are kept: name it *.json"),
+        (["--output={0}/x.txt", "--cased", "--strip_accents"], "are stripped: name it *.json"),
+        (["--output={0}/x.model", "--kind=sentencepiece", "--strip_accents"], "keeps accents: lea"),
         (["--output={0}/x.json", "--kind=bpe", "--nocased"], "keeps case: leave out --nocased"),
         (["--output={0}/x.json", "--kind=bpe", "--size=260"], "special tokens need 261 pieces"),
         (["--output={0}"], "(it is a directory); expected a file"),
@@ -145,5 +148,6 @@ def test_casing_follows_the_pieces_or_the_flag_and_is_logged(tmp_path):
     flags += [f"--output={tmp_path}/out"]
     default = run_tool("prepare_corpus", *flags)
     assert "10 ids, lower-cased (0 of 2 pieces have upper case" in default.stdout
+    assert "accents are stripped" in default.stdout
     cased = run_tool("prepare_corpus", *flags, "--cased")
-    assert "10 ids, cased (as asked)" in cased.stdout
+    assert "10 ids, cased (as asked), accents are kept" in cased.stdout
