@@ -286,7 +286,8 @@ def test_overlong_sentences_are_cut_and_trained_on(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("river town " * 400)  # A sentence of over 4,192 bytes.
     content = train_vocab.train_vocabulary([str(path)], "sentencepiece", 30, True, 1)
-    assert len(tokenizer_from_bytes("spiece.model", content).encode("river town")) == 2
+    tokenizer = tokenizer_from_bytes("spiece.model", content)
+    assert tokenizer.unk_id not in tokenizer.encode("river town")
 
 
 def test_size_below_the_number_of_characters_is_a_clear_error(text_file):
