@@ -24,6 +24,7 @@ from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.bounds import AT_LEAST_1, Bounds, check_bounds
 
+QUESTION_KEYS = ("id", "question", "context", "answers", "is_impossible")
 NBEST = ("text", "probability", "start_logit", "end_logit")  # In nbest_predictions.json.
 
 
@@ -49,9 +50,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     notes: dict[str, int] = {}
     train, splits = [], []
     for name, source in files.items():
-        questions = read_questions(
-            source, span_config.null_answers, data.data_dir, empty_texts=True
-        )
+        unused: dict[str, int] = {}
+        questions = read_questions(source, span_config.null_answers, data.data_dir, True, unused)
+        for key, count in unused.items():
+            notes[f"{name} lines with {key!r}, which is not used"] = count
         empty = [
             (question.location, f"the {field_name}")
             for question in questions
@@ -173,16 +175,28 @@ def make_split(
 
 
 def read_questions(
-    source: str, null_answers: bool, data_dir: str = "", empty_texts: bool = False
+    source: str,
+    null_answers: bool,
+    data_dir: str = "",
+    empty_texts: bool = False,
+    unused: dict[str, int] | None = None,
 ) -> list[Question]:
     """Reads questions from a `.jsonl` file (one per line), "tfds:NAME#SPLIT" or official JSON.
 
     Ids may be whole numbers and are read as text. Without `null_answers`, as in version 1.1, each
-    question needs an answer, and without `empty_texts`, a text and a context. Raises
+    question needs an answer, and without `empty_texts`, a text and a context. `unused` receives the
+    number of lines of a `.jsonl` file that have each key which nothing reads. Raises
     FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     has_objects = source.startswith("tfds:") or source.endswith(".jsonl")
     objects = tables.read_objects(source, data_dir) if has_objects else _read_json(source)
+    if source.endswith(".jsonl"):
+        for key, (count, location) in tables.find_unused_keys(objects, QUESTION_KEYS).items():
+            if key.startswith("answer"):
+                expected = 'a list of {"text": ..., "answer_start": ...}'
+                raise ValueError(f"{location}: {key!r} is not read: write 'answers', {expected}")
+            if unused is not None:
+                unused[key] = count
     questions = [_question(*each, number, empty_texts) for number, each in enumerate(objects)]
     if not questions:
         raise ValueError(f"{source} holds no questions")

@@ -329,6 +329,18 @@ def test_jsonl_without_ids_or_answers_is_numbered_and_only_predicted(tmp_path):
     assert found[:4] == ("0", "old king", CONTEXT, None)
 
 
+def test_keys_of_lines_that_are_not_read_are_counted_or_refused(tokenizer, tmp_path):
+    path = tmp_path / "test.jsonl"
+    line = {"question": "old king", "context": CONTEXT, "title": "a", "question_id": 4}
+    path.write_text(f"{json.dumps(line)}\n" * 2)
+    notes = get_task(make_config("v1", test=str(path)), tokenizer).notes
+    unused = {name: count for name, count in notes.items() if name.endswith("which is not used")}
+    assert unused == {"test lines with 'title', which is not used": 2}
+    path.write_text(json.dumps(line | {"answer": "king"}) + "\n")
+    with pytest.raises(ValueError, match=r"line 1: 'answer' is not read: write 'answers', a list"):
+        get_task(make_config("v1", test=str(path)), tokenizer)
+
+
 def test_an_answer_before_a_zero_width_space_matches_exactly(tokenizer, tmp_path):
     context = "the king of the village\u200b and a river\u00ad ."
     entries = [entry(1, "village", context), entry(2, "river", context)]
