@@ -38,6 +38,7 @@ from bert_jax.finetuning.teacher import with_teacher
 from bert_jax.finetuning.trials import (
     Trial,
     TrialRun,
+    labels_of_run,
     pad_to_trial_axis,
     seed_directories,
     stack_trees,
@@ -64,9 +65,9 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     """
     with distributed.raise_on_all_processes():
         workdir = as_path(workdir)
-        setup = prepare(config)
-        config = setup.config
         directories = seed_directories(workdir, config.seed, config.num_seeds)
+        setup = prepare(config, labels_of_run(directories.values()))
+        config = setup.config
     loop.enable_compilation_cache(workdir)
     if only_predicts(config):
         return predict_splits(setup, workdir)
@@ -97,8 +98,11 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     return result | {"model": str(directories[best["seed"]])}
 
 
-def prepare(config: ConfigDict) -> FinetuneSetup:
-    """Validates the configuration, and reads the weights to start from and the task."""
+def prepare(config: ConfigDict, labels_of_run: Sequence[str] = ()) -> FinetuneSetup:
+    """Validates the configuration, and reads the weights to start from and the task.
+
+    `labels_of_run` are those of the run to resume, which keeps their order; () for a new run.
+    """
     check_required_fields(config)
     check_numbers(config)
     check_tracker(config.tracker)
@@ -107,7 +111,10 @@ def prepare(config: ConfigDict) -> FinetuneSetup:
     if head and only_predicts(config) and not config.new_head:
         max_length = source.settings["architecture"]["max_position_embeddings"]
         config = with_settings_of_head(config, head, max_length, command_line.given_fields())
-    return with_teacher(setup_finetuning(config, source.params, source.settings, source.tokenizer))
+    setup = setup_finetuning(
+        config, source.params, source.settings, source.tokenizer, labels_of_run=labels_of_run
+    )
+    return with_teacher(setup)
 
 
 def read_weights(config: ConfigDict) -> LoadedModel:

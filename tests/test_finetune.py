@@ -1,5 +1,6 @@
 """The loop of fine-tuning: it resumes bit for bit, keeps the best checkpoint, and names errors."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -102,7 +103,7 @@ def finished(given, setup, predicted, tmp_path_factory):
         return predict(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune, "prepare", lambda config: setup)
+        patch.setattr(finetune, "prepare", lambda config, labels: setup)
         patch.setattr(finetune, "predict", count_and_predict)
         return workdir, finetune.train_and_evaluate(small_config(given), workdir)
 
@@ -479,6 +480,69 @@ def test_without_training_data_the_labels_come_from_the_head(finished, given, tm
     nowhere["init_from"] = str(finished[0])
     with pytest.raises(ValueError, match=r"no examples: set .*FILE to train, or .* to predict"):
         finetune.prepare(small_config(given, **nowhere))
+
+
+NUMBERS = ("1", "10", "2")  # In the order of versions that sorted numbers as texts.
+
+
+def as_of_an_old_version(config):
+    """Returns the configuration, in which these labels were found."""
+    config = config.copy_and_resolve_references()
+    config.data.labels = NUMBERS
+    return config
+
+
+@pytest.fixture
+def numbered(given, tmp_path):
+    write_examples(tmp_path / "numbers.csv", 24, seed=3, labels=("1", "2", "10"))
+    files = {f"data__{name}": str(tmp_path / "numbers.csv") for name in ("train", "dev", "test")}
+    return small_config(given, **files, num_epochs=1.0, eval_every=2)
+
+
+def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp_path):
+    write_weights(tmp_path / "old", given / "vocab.txt", head=NUMBERS, bias=5.0)
+    old = {"init_from": str(tmp_path / "old")}
+    files = {f"data__{name}": numbered.data[name] for name in ("train", "dev", "test")}
+    further = finetune.prepare(small_config(given, **old, **files))
+    assert further.task.labels == NUMBERS
+    new = finetune.prepare(small_config(given, **old, **files, new_head=True))
+    assert new.task.labels == ("1", "2", "10")
+    config = small_config(given, **old, **files | {"data__train": "", "data__dev": ""})
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    model = bert_jax.load(tmp_path / "old")
+    rows, scores = model.predict(files["data__test"])
+    lines = [json.loads(x) for x in (tmp_path / "run/predictions/test.jsonl").open()]
+    assert [row["prediction"] for row in rows] == [line["prediction"] for line in lines]
+    assert scores["accuracy"] == pytest.approx(result["test"]["accuracy"])
+    assert [best.label for best in model.classify([row["text"] for row in rows])] == [
+        row["prediction"] for row in rows
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_of_an_old_version_is_resumed_with_its_order_of_labels(
+    numbered, tmp_path, monkeypatch
+):
+    class Stop(Exception):
+        pass
+
+    class StoppingCheckpointer(finetune.Checkpointer):
+        def save(self, state):
+            super().save(state)
+            self.wait()
+            raise Stop
+
+    setup = finetune.prepare(as_of_an_old_version(numbered))
+    setup = dataclasses.replace(setup, config=numbered)
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+        finetune.run_trials(setup, [Trial(numbered, tmp_path / "run")], tmp_path / "run")
+    assert saved_steps(tmp_path / "run/checkpoints") == [2]
+    result = finetune.train_and_evaluate(numbered, tmp_path / "run")
+    model = bert_jax.load(tmp_path / "run")
+    assert model.head["labels"] == list(NUMBERS)
+    found = model.predict(numbered.data.dev).scores
+    assert found["accuracy"] == pytest.approx(result["dev"]["accuracy"])
 
 
 def test_random_head_is_never_scored(finished, given, tmp_path):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -54,6 +54,9 @@ from bert_jax.training.optimizer import (
     scale_updates_by_layer,
 )
 from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
+
+LARGE_RATIO = 10.0
+"""Weight of a class, over that of the most frequent one, from which on there is a warning."""
 
 # Fields in which the trials of a stack may differ: they change no shape of the program.
 PER_TRIAL = (
@@ -271,12 +274,13 @@ def setup_finetuning(
     settings: dict,
     tokenizer: Tokenizer,
     like: FinetuneSetup | None = None,
+    labels_of_run: Sequence[str] = (),
 ) -> FinetuneSetup:
     """Builds the setup, with its examples; `params` to `tokenizer` are of the initial weights.
 
     The examples and hashes are those of `like`, if given, whose configuration then differs at most
-    in `TRAINING_FIELDS`. Raises ValueError or FileNotFoundError if the configuration or the files
-    are invalid.
+    in `TRAINING_FIELDS`. `labels_of_run` are those of a run to resume. Raises ValueError or
+    FileNotFoundError if the configuration or the files are invalid.
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
     for name in ("dropout_rate", "attention_dropout_rate"):  # May differ between trials.
@@ -296,7 +300,7 @@ def setup_finetuning(
                     "model share their parameters"
                 )
     saved_head = settings.get("head")
-    task = like.task if like else read_task(config, saved_head, tokenizer)
+    task = like.task if like else read_task(config, saved_head, tokenizer, labels_of_run)
     head_settings = {"task": task.head.name, "labels": list(task.labels)}
     head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings
     if lstm_size:
@@ -383,16 +387,33 @@ def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
         logging.info("Notes: %s", "; ".join(notes))
 
 
-def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer) -> Task:
+def read_task(
+    config: ConfigDict,
+    saved_head: dict | None,
+    tokenizer: Tokenizer,
+    labels_of_run: Sequence[str] = (),
+) -> Task:
     """Reads the examples of `config`; `saved_head` describes the head in the weights.
 
-    Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
+    Labels found in the examples are in the order of the run to resume or, if the head has the same
+    labels, in its order: that of a run of an earlier version may be another one. Raises ValueError
+    or FileNotFoundError if the configuration or the files are invalid.
     """
     try:
         module = import_part("bert_jax.tasks", config.task, "get_task")
     except ValueError as error:
         raise ValueError(f"--config.task={config.task}: {error}") from None
-    task = module.get_task(with_labels_of_head(config, module, saved_head), tokenizer)
+    config = with_labels_of_head(config, module, saved_head)
+    task, order = module.get_task(config, tokenizer), list(labels_of_run)
+    if not order and saved_head and saved_head["task"] == task.head.name and not config.new_head:
+        order = list(saved_head["labels"])
+    is_found = "labels" in config.data and not any(map(str, config.data.labels))
+    if is_found and order != list(task.labels) and sorted(order) == sorted(task.labels):
+        origin = "the run in the workdir" if labels_of_run else "the head in the weights"
+        logging.info("The order of the labels is that of %s: %s", origin, ", ".join(order))
+        config = config.copy_and_resolve_references()
+        config.data.labels = tuple(order)
+        task = module.get_task(config, tokenizer)
     head = dataclasses.replace(task.head, class_weights=find_class_weights(config, task))
     return dataclasses.replace(task, head=head)
 
@@ -401,15 +422,17 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     """Returns the weight of each class; balanced: labels / (classes * labels of the class).
 
     A class without training examples never enters the loss: it is not counted and has weight 1.
+    Raises ValueError if another one is given for it. Warns of weights that outweigh the rest.
     """
     given = weights = tuple(config.class_weights)
     if not given or not task.train:
         return ()
     has_classes = task.head.name in ("classification", "tagging", "feature_based")
     classes = task.labels if has_classes else ()
-    if given == ("balanced",) and classes:
+    if classes:
         labels = np.concatenate([np.ravel(feature.label) for feature in task.train])
         counts = np.bincount(labels[labels != NO_LABEL], minlength=len(classes))
+    if given == ("balanced",) and classes:
         balanced = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
         weights = tuple(np.where(counts, balanced, 1.0).tolist())
     is_valid = all(isinstance(each, int | float) and 0 < each < math.inf for each in weights)
@@ -419,7 +442,46 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
             f"--config.class_weights={','.join(map(str, given))}: expected "
             f"{valid if classes else 'none, as this task has no classes'}"
         )
+    for label, weight, count in zip(classes, weights, counts, strict=True):
+        if not count and weight != 1:
+            raise ValueError(
+                f"--config.class_weights={','.join(map(str, given))}: {label!r} has the weight "
+                f"{weight:g}, but no example in train: give it the weight 1, or remove the class"
+            )
+    warn_of_large_weights(classes, weights, counts)
     return weights
+
+
+def warn_of_large_weights(
+    classes: Sequence[str], weights: Sequence[float], counts: np.ndarray
+) -> None:
+    """Warns of a class that is predicted where it is improbable, as its weight is so large.
+
+    A model whose probabilities are right weighs them: it predicts the class, and not the most
+    frequent one, where p * weight exceeds (1 - p) * that class's weight.
+    """
+    weights = np.array(weights)
+    frequent = int(np.argmax(counts))
+    rare = int(np.argmax(np.where(counts > 0, weights, 0)))
+    ratio = weights[rare] / weights[frequent]
+    if ratio < LARGE_RATIO:
+        return
+    roots = np.sqrt(weights / weights.min()).round(2)
+    logging.warning(
+        "class_weights: %r (%d of %d labels in train) weighs %.3g times %r (%d), so that it is "
+        "predicted from a probability of %.2g on: more of its examples are found, and up to "
+        "%.0f %% of its predictions may be wrong. Compare precision in predictions/*_classes.tsv "
+        "with a run without weights, or with their roots: --config.class_weights=%s",
+        classes[rare],
+        counts[rare],
+        counts.sum(),
+        ratio,
+        classes[frequent],
+        counts[frequent],
+        1 / (1 + ratio),
+        100 * ratio / (1 + ratio),
+        ",".join(f"{root:g}" for root in roots),
+    )
 
 
 def check_numbers(config: ConfigDict) -> None:

@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -244,6 +244,16 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
             f"--config.num_seeds={max(high - low + 1, 2)}"
         )
     return {seed: workdir / f"seed_{seed}" if count > 1 else workdir for seed in wanted}
+
+
+def labels_of_run(workdirs: Iterable[pathlib.Path]) -> tuple[str, ...]:
+    """Returns the labels of the head of the run in the first workdir that has one; () if none."""
+    for path in (workdir / "config.json" for workdir in workdirs):
+        if path.exists():
+            return tuple(
+                json.loads(path.read_text(encoding="utf-8")).get("head", {}).get("labels", ())
+            )
+    return ()
 
 
 def _holds_run(directory: pathlib.Path) -> bool:

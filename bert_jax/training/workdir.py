@@ -203,6 +203,8 @@ def check_equal_settings(
         f"  {name}: {saved.get(name)!r} in {path}, {settings.get(name)!r} now"
         for name in sorted(saved.keys() | settings.keys())
         if saved.get(name) != settings.get(name) and not name.startswith(changeable)
+        # Of a version without this field, which is not set now either.
+        if name in saved or settings[name]
     )
     if differences:
         raise ValueError(

@@ -37,6 +37,29 @@ def test_balanced_weights_give_each_class_the_same_sum(head, labels):
     assert find_class_weights(ConfigDict({"class_weights": ()}), task_of(head, labels)) == ()
 
 
+def test_a_weight_of_a_class_without_examples_is_refused():
+    task = dataclasses.replace(
+        task_of(heads.CLASSIFICATION, [0, 1, 0]), labels=("a", "b", "missing")
+    )
+    with pytest.raises(
+        ValueError, match=r"class_weights=1,2,3: 'missing' has the weight 3, but no"
+    ):
+        find_class_weights(ConfigDict({"class_weights": (1, 2, 3)}), task)
+    assert find_class_weights(ConfigDict({"class_weights": (1, 2, 1)}), task) == (1, 2, 1)
+
+
+def test_weights_that_outweigh_the_frequent_class_are_reported(caplog):
+    task = task_of(heads.CLASSIFICATION, [0] * 95 + [1] * 4 + [2])
+    find_class_weights(ConfigDict({"class_weights": ("balanced",)}), task)
+    (record,) = caplog.records
+    expected = "'c' (1 of 100 labels in train) weighs 95 times 'a' (95), so that it is predicted "
+    assert expected + "from a probability of 0.01 on" in record.getMessage()
+    assert "up to 99 % of its predictions" in record.getMessage()
+    assert record.getMessage().endswith("--config.class_weights=1,4.87,9.75")
+    find_class_weights(ConfigDict({"class_weights": (1, 4.87, 9.75)}), task)
+    assert len(caplog.records) == 1
+
+
 def test_splits_and_notes_that_do_not_exist_are_not_logged(caplog):
     caplog.set_level("INFO", "absl")
     task = dataclasses.replace(task_of(heads.CLASSIFICATION, []), train=[])

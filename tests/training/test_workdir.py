@@ -32,6 +32,15 @@ def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
         check_settings(tmp_path, pretraining)
 
 
+def test_a_field_that_an_old_run_lacks_must_not_be_set(tmp_path):
+    (tmp_path / "result.json").write_text('{"diverged": 3}')
+    (tmp_path / "config.json").write_text('{"num_steps": 10}')
+    for value in (False, 0, "", None, []):
+        check_settings(tmp_path, {"num_steps": 10, "new": value})
+    with pytest.raises(ValueError, match=r"new: None in .*, True now"):
+        check_settings(tmp_path, {"num_steps": 10, "new": True})
+
+
 def test_workdir_in_use_names_its_holder_until_the_run_ends(tmp_path):
     with claim_workdir(tmp_path / "run", {"seed": 0}):
         with pytest.raises(ValueError, match="is in use by process") as raised:
