@@ -12,7 +12,7 @@ from bert_corpus.encoding import Encoder
 from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
 from bert_corpus.manifest import BUILD_VERSION, make_manifest
 from bert_corpus.steps import Part, Report, find_heldout_limit, make_rows, tokenize_unit
-from bert_jax.data.rows import FORMAT_VERSION
+from bert_jax.data.rows import FORMAT_VERSION, manifest_checksum
 from bert_jax.tokenization import Tokenizer
 
 # A shard holds many parts and is shuffled in memory.
@@ -132,4 +132,5 @@ class Plan:
         """Returns the manifest of the entries of all shards, in order."""
         shards = {split: entries[s.start : s.stop] for split, s in self.shards.items()}
         manifest = make_manifest(self.sources, self.tokenizer, self.config, shards, report)
-        return manifest | {"heldout_share": self.heldout_limit / 2**64}
+        manifest |= {"heldout_share": self.heldout_limit / 2**64}
+        return manifest | {"crc32": manifest_checksum(manifest)}

@@ -15,7 +15,7 @@ from absl import logging
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from bert_jax.buckets import as_path, cache_directory, copy_to_bucket, is_bucket
-from bert_jax.data.rows import MANIFEST
+from bert_jax.data.rows import MANIFEST, checksum_of_ends
 
 SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
 FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: identifies the build
@@ -35,6 +35,8 @@ def open_scratch(
     output = directory = as_path(directory)
     if is_bucket(output):
         directory = cache_directory("builds", str(output))
+    if os.fsencode(directory) != str(directory).encode(errors="replace"):
+        raise ValueError(f"--output={str(directory)!r} is not UTF-8, which ArrayRecord needs")
     scratch, content = directory / SCRATCH, json.dumps(fingerprint).encode()
     with contextlib.ExitStack() as stack:
         try:
@@ -114,7 +116,12 @@ def write_shard(path: pathlib.Path, rows: np.ndarray, block_rows: int) -> dict[s
         partial.unlink(missing_ok=True)
         raise OSError(f"cannot write {path}: {error}; free disk space and run again") from error
     os.replace(partial, path)
-    return {"file": path.name, "rows": len(rows), "bytes": path.stat().st_size}
+    return {
+        "file": path.name,
+        "rows": len(rows),
+        "bytes": path.stat().st_size,
+        "crc32_of_ends": checksum_of_ends(path),
+    }
 
 
 def encode_manifest(manifest: dict) -> bytes:

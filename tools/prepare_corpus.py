@@ -27,6 +27,8 @@ from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
 from bert_corpus.summary import summarize, unknown_share
+from bert_jax.buckets import is_bucket
+from bert_jax.data.rows import Rows
 from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.commands import exit_interrupted
@@ -208,6 +210,9 @@ def main(argv: list[str]) -> None:
             write_card(output)
         else:
             manifest = run_processes(plan, output, OVERWRITE.value, PROCESSES.value, card_files)
+        if not is_bucket(output):  # Reads it back: what is reported as complete can be opened.
+            for split in manifest["splits"]:
+                Rows(output, split)
     except BrokenProcessPool as error:
         sys.exit(
             f"prepare_corpus: a worker process died, perhaps for lack of memory ({error}); use "

@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 import threading
+import zlib
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
@@ -22,6 +23,7 @@ from bert_jax.tokenization import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 3
+END_BYTES = 1 << 16  # Of a shard: its first block, and the index of all.
 # Decides the order of rows: with another number, a resumed run would continue on other rows. If
 # batches are as large as blocks, rows that share a batch share one in the next epoch with a
 # probability of about 1 / WINDOW_BLOCKS**2, plus chance. A host reads whole windows.
@@ -162,6 +164,9 @@ class Rows:
                     f"{path} has {size:,} bytes, expected {entry['bytes']:,}: truncated or replaced"
                 )
             starts = range(0, entry["rows"], block_rows)
+            # Each block has a checksum of its own; shards may be exchanged. Older ones have none.
+            if "crc32_of_ends" in entry and checksum_of_ends(path) != entry["crc32_of_ends"]:
+                raise CorpusError(f"{path} is damaged, or another shard: its checksum differs")
             reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
             if reader.num_records() != len(starts):
                 raise CorpusError(
@@ -214,6 +219,20 @@ class Rows:
         return rows
 
 
+def checksum_of_ends(path: pathlib.Path) -> str:
+    """Returns the CRC-32 of the first and last `END_BYTES` of a file."""
+    with path.open("rb") as file:
+        value = zlib.crc32(file.read(END_BYTES))
+        file.seek(-min(END_BYTES, path.stat().st_size), os.SEEK_END)
+        return f"{zlib.crc32(file.read(), value):08x}"
+
+
+def manifest_checksum(manifest: dict) -> str:
+    """Returns the CRC-32 of a manifest without its entry "crc32", however it is laid out."""
+    content = {name: value for name, value in manifest.items() if name != "crc32"}
+    return f"{zlib.crc32(json.dumps(content).encode()):08x}"
+
+
 def _read_manifest(directory: pathlib.Path) -> dict:
     path = directory / MANIFEST
     if not path.is_file():
@@ -227,6 +246,8 @@ def _read_manifest(directory: pathlib.Path) -> dict:
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
         raise CorpusError(f"{path} has format_version {version}, expected {FORMAT_VERSION}")
+    if manifest.get("crc32") not in (None, manifest_checksum(manifest)):  # Older ones have none.
+        raise CorpusError(f"{path} is damaged: its CRC-32 is not {manifest['crc32']}")
     return manifest
 
 

@@ -1,6 +1,7 @@
 import concurrent.futures
 import json
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax.data import rows as rows_module
 from bert_jax.data.packing import row_dtype
-from bert_jax.data.rows import FORMAT_VERSION, CorpusError, Rows
+from bert_jax.data.rows import END_BYTES, FORMAT_VERSION, CorpusError, Rows
 from bert_jax.tokenization import tokenizer_from_bytes
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(50))]
@@ -100,9 +101,11 @@ def test_stream_does_not_depend_on_threads_or_cache_size(corpus, monkeypatch):
     assert_same(joined, expected)
 
 
-def write_numbered_rows(directory, num_rows, block_rows):
+def write_numbered_rows(directory, num_rows, block_rows, tokens=None):
     """Writes a corpus of short rows, without building it from text."""
     rows = np.zeros(num_rows, row_dtype(8, 1))
+    if tokens is not None:
+        rows["tokens"] = tokens
     with writing.open_scratch(directory, []) as scratch:
         path = scratch / "train-00000-of-00001.array_record"
         shard = writing.write_shard(path, rows, block_rows)
@@ -147,7 +150,12 @@ def test_out_of_range_positions_raise(corpus):
 
 
 def edit_manifest(corpus, edit):
+    """Changes the manifest, and removes its checksums, as if it were an older one."""
     manifest = json.loads((corpus / "manifest.json").read_text())
+    manifest.pop("crc32", None)
+    for split in manifest["splits"].values():
+        for shard in split["shards"]:
+            shard.pop("crc32_of_ends", None)
     edit(manifest)
     (corpus / "manifest.json").write_text(json.dumps(manifest))
 
@@ -159,12 +167,14 @@ def truncate_shard(corpus):
 def overwrite_shard(corpus):
     content = (corpus / SHARD).read_bytes()
     (corpus / SHARD).write_bytes(b"\x55" * len(content))
+    edit_manifest(corpus, lambda manifest: None)
 
 
 def damage_block(corpus):
     content = bytearray((corpus / SHARD).read_bytes())
     content[300:340] = b"\x55" * 40
     (corpus / SHARD).write_bytes(content)
+    edit_manifest(corpus, lambda manifest: None)
 
 
 def swap_vocabulary(corpus):
@@ -233,3 +243,75 @@ def test_damaged_corpus_is_a_clear_error(corpus, damage, error, message):
     damage(corpus)
     with pytest.raises(error, match=message):
         Rows(corpus, "train").read(0, 8)
+
+
+def read_all(corpus):
+    """Returns the rows of both splits, the manifest and the tokenizer."""
+    splits = [Rows(corpus, split) for split in ("train", "heldout")]
+    fields = [rows.read(0, rows.num_rows) for rows in splits]
+    return fields, splits[0].manifest, splits[0].tokenizer.content
+
+
+def assert_error_or_no_effect(corpus, intact) -> bool:
+    """Returns whether reading a changed corpus is an error; otherwise it has the same content."""
+    try:
+        fields, *others = read_all(corpus)
+    except CorpusError as error:
+        assert str(corpus) in str(error)
+        return True
+    assert others == list(intact[1:])
+    for found, expected in zip(fields, intact[0], strict=True):
+        assert_same(found, expected)
+    return False
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_changed_bits_of_each_file_are_errors_or_have_no_effect(corpus, count):
+    rng, intact = random.Random(count), read_all(corpus)
+    read = [path for path in sorted(corpus.iterdir()) if path.name != "samples.json"]
+    assert len(read) > 3
+    for path in read:
+        content, errors = path.read_bytes(), 0
+        for _ in range(count):
+            changed = bytearray(content)
+            changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            path.write_bytes(changed)
+            errors += assert_error_or_no_effect(corpus, intact)
+        path.write_bytes(content)
+        assert errors > count / 2, path
+
+
+def test_a_changed_bit_in_the_middle_of_a_shard_is_an_error(tmp_path):
+    """Where the checksum of its ends does not reach, but that of the block does."""
+    tokens = np.random.default_rng(0).integers(0, TOKENIZER.vocab_size, (1 << 16, 8))
+    write_numbered_rows(tmp_path / "corpus", 1 << 16, block_rows=1 << 10, tokens=tokens)
+    path = next((tmp_path / "corpus").glob("*.array_record"))
+    content = path.read_bytes()
+    assert len(content) > 4 * END_BYTES
+    rng, intact = random.Random(0), Rows(tmp_path / "corpus").read(0, 1 << 16)
+    for _ in range(12):
+        changed = bytearray(content)
+        changed[rng.randrange(END_BYTES, len(content) - END_BYTES)] ^= 1 << rng.randrange(8)
+        path.write_bytes(changed)
+        try:
+            assert_same(Rows(tmp_path / "corpus").read(0, 1 << 16), intact)
+        except CorpusError as error:
+            assert "block" in str(error)
+
+
+def test_shards_that_are_exchanged_are_an_error(tmp_path):
+    """They have as many rows and bytes: ArrayRecord pads files."""
+    for name, token in (("corpus", 5), ("other", 6)):
+        write_numbered_rows(tmp_path / name, 64, block_rows=16, tokens=token)
+    path, other = (next((tmp_path / n).glob("*.array_record")) for n in ("corpus", "other"))
+    assert path.stat().st_size == other.stat().st_size
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(CorpusError, match="damaged, or another shard"):
+        Rows(tmp_path / "corpus")
+
+
+def test_an_older_corpus_without_checksums_is_read_as_before(corpus):
+    intact = read_all(corpus)[0]
+    edit_manifest(corpus, lambda manifest: None)
+    for found, expected in zip(read_all(corpus)[0], intact, strict=True):
+        assert_same(found, expected)
