@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 
 def check_not_pointer(path: pathlib.Path) -> None:
@@ -39,6 +40,16 @@ def _read_json(path: pathlib.Path, expected_type: type, name: str) -> dict | lis
     if not isinstance(values, expected_type):
         raise ValueError(f"{path}: expected a JSON {name}, found {type(values).__name__}")
     return values
+
+
+def hub_hint(name: str) -> str:
+    """Returns how to download the model that a name on a hub means; "" if it is another path."""
+    path = pathlib.Path(name)
+    is_file = path.suffix in (".txt", ".json", ".model")
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not is_file
+    if not is_name or ("/" in name and path.parent.exists()):
+        return ""
+    return f"for a model on a hub, first run: hf download {name} --local-dir DIR"
 
 
 def find_snapshot(directory: pathlib.Path) -> pathlib.Path:

@@ -1,6 +1,7 @@
 """Converts text to token ids and back: WordPiece, byte-level BPE and unigram models behind one
 interface."""
 
+import base64
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from bert_jax.downloads import check_not_pointer, find_snapshot
+from bert_jax.downloads import check_not_pointer, find_snapshot, hub_hint
 from bert_jax.tokenizers import byte_pair, unigram
 from bert_jax.tokenizers.added_tokens import ADDED_TOKENS_FILENAME
 from bert_jax.tokenizers.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
@@ -326,25 +327,60 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
     """Loads a WordPiece vocabulary (one piece per line), a SentencePiece model (`*.model`), or a
     file that stores another tokenizer, such as the `bpe.json` of `tools/train_vocab.py`.
 
-    `path` may also be the directory of a corpus, or of a model of transformers, such as a folder of
-    the hub's cache. The files beside a
-    vocabulary of such a model count, too. `lower_case` overrides what files or pieces say.
+    `path` may also be the directory of a corpus, of a run (its workdir, or a checkpoint), or of a
+    model of transformers, such as a folder of the hub's cache. The files beside a vocabulary of
+    such a model count, too. `lower_case` overrides what files or pieces say.
 
     Raises FileNotFoundError, and ValueError for a file that is none of these or lacks a special
     token.
     """
-    path = find_snapshot(pathlib.Path(path))
+    name, path = str(path), find_snapshot(pathlib.Path(path))
+    if path.is_dir() and (stored := _find_in_checkpoints(path)):
+        return _read_from_checkpoint(stored, lower_case)
     directory = path if path.is_dir() else path.parent
     if _is_of_model(path, directory):
-        stored = read_directory(directory, lower_case)
+        named = "" if path.is_dir() else path.name
+        if named and not path.exists():
+            raise FileNotFoundError(f"no vocabulary at {path}: there is no such file")
+        stored = read_directory(directory, lower_case, named)
         return TOKENIZERS[stored.filename](stored)
+    names = (VOCABULARY_FILENAME, *FILENAMES.values(), SENTENCEPIECE_FILENAME)
     if path.is_dir():  # Of a corpus, for example.
-        names = (VOCABULARY_FILENAME, *FILENAMES.values(), SENTENCEPIECE_FILENAME)
         path = next((path / name for name in names if (path / name).exists()), path)
     if not path.is_file():
-        raise FileNotFoundError(f"no vocabulary at {path}; train one with tools/train_vocab.py")
+        fix = "train one with tools/train_vocab.py"
+        if path.is_dir():
+            fix = f"expected {', '.join(names)}, a model's files, or a run with a checkpoint"
+        elif hint := hub_hint(name):
+            fix = f"{hint}, and give DIR; or {fix}"
+        raise FileNotFoundError(f"no vocabulary at {path}; {fix}")
     check_not_pointer(path)
     return tokenizer_from_bytes(str(path), path.read_bytes(), lower_case)
+
+
+def _find_in_checkpoints(directory: pathlib.Path) -> pathlib.Path | None:
+    """Returns the file of the vocabulary in a checkpoint, or in any of a run, which have the same.
+
+    Returns None in other directories.
+    """
+    for pattern in ("", "*/", "checkpoints/*/", "best/*/"):
+        if found := sorted(directory.glob(f"{pattern}vocabulary/metadata")):
+            return found[-1]
+    return None
+
+
+def _read_from_checkpoint(path: pathlib.Path, lower_case: bool | None) -> Tokenizer:
+    """Reads the vocabulary of a checkpoint. Raises ValueError for a damaged one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        tokenizer = tokenizer_from_bytes(values["filename"], base64.b64decode(values["base64"]))
+        if tokenizer.sha256 != values["sha256"]:
+            raise ValueError("the vocabulary has another SHA-256 than is stored")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
+    if lower_case not in (None, tokenizer.lower_case):
+        raise ValueError(f"{path}: the casing of a checkpoint's tokenizer is fixed")
+    return tokenizer
 
 
 def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:

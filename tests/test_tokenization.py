@@ -1,3 +1,4 @@
+import base64
 import gzip
 import json
 import pathlib
@@ -12,7 +13,7 @@ from bert_corpus import encoding
 from bert_jax import tokenization
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from bert_jax.tools import train_vocab
-from tests.helpers import write_tfds
+from tests.helpers import write_random_encoder, write_tfds, write_vocabulary
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "tokenization.json.gz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -299,3 +300,45 @@ def test_training_on_blank_text_is_a_clear_error(tmp_path):
     (tmp_path / "blank.txt").write_text("\n \n")
     with pytest.raises(ValueError, match="no words"):
         train_vocab.train_vocabulary([str(tmp_path / "blank.txt")], "wordpiece", 100, True, 1)
+
+
+@pytest.mark.parametrize("path", ["run", "run/checkpoints", "run/checkpoints/7"])
+def test_a_run_holds_its_vocabulary(tmp_path, path):
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    write_random_encoder(tmp_path / "run/checkpoints/7", tokenizer)
+    (tmp_path / "run/config.json").write_text("{}")
+    loaded = load_tokenizer(tmp_path / path)
+    assert loaded.sha256 == tokenizer.sha256 and loaded.filename == "vocab.txt"
+    with pytest.raises(ValueError, match="the casing of a checkpoint's tokenizer is fixed"):
+        load_tokenizer(tmp_path / path, lower_case=not tokenizer.lower_case)
+
+
+@pytest.mark.parametrize("damage", [b"AAAA", b"\xff", b"{", b""])
+def test_a_damaged_vocabulary_of_a_checkpoint_is_refused(tmp_path, damage):
+    path = tmp_path / "7/vocabulary/metadata"
+    path.parent.mkdir(parents=True)
+    content = base64.b64encode("\n".join([*SPECIAL, "a"]).encode())
+    values = {"filename": "vocab.txt", "sha256": "0" * 64, "base64": content.decode()}
+    path.write_bytes(json.dumps(values).encode() if damage == b"AAAA" else damage)
+    with pytest.raises(ValueError, match=r"vocabulary/metadata is damaged"):
+        load_tokenizer(tmp_path / "7")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("bert-base-uncased", "hf download bert-base-uncased --local-dir DIR, and give DIR; or"),
+        ("google-bert/bert-base-uncased", "hf download google-bert/bert-base-uncased --local-dir"),
+        ("vocab.txt", "no vocabulary at vocab.txt; train one with tools/train_vocab.py"),
+        ("runs/vocab", "no vocabulary at runs/vocab; train one with tools/train_vocab.py"),
+        ("/absent/a/b", "no vocabulary at /absent/a/b; train one with tools/train_vocab.py"),
+        ("runs", "no vocabulary at runs; expected vocab.txt, .* or a run with a checkpoint"),
+    ],
+)
+def test_a_path_without_vocabulary_is_an_error_with_the_way_on(
+    tmp_path, monkeypatch, path, expected
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(FileNotFoundError, match=expected):
+        load_tokenizer(path)

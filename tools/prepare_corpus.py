@@ -47,8 +47,8 @@ INPUT = flags.DEFINE_list(
 VOCAB = flags.DEFINE_string(
     "vocab",
     None,
-    "WordPiece or SentencePiece vocabulary, or the directory of a transformers model, whose "
-    "tokenizer is used with all of its options.",
+    "Vocabulary file of train_vocab; or the directory of a corpus, of a run (its workdir, or a "
+    "checkpoint), or of a transformers model, whose tokenizer is used with all of its options.",
     required=True,
 )
 CASED = flags.DEFINE_bool(

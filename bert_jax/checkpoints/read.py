@@ -1,7 +1,6 @@
 """Reads a model directory of any format: native, Hugging Face's or Google's."""
 
 import pathlib
-import re
 
 import flax
 import jax
@@ -20,7 +19,7 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
-from bert_jax.downloads import find_snapshot, read_optional
+from bert_jax.downloads import find_snapshot, hub_hint, read_optional
 from bert_jax.errors import CheckpointError
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, generator_params
@@ -74,10 +73,7 @@ def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> L
         return load_google(directory)
     if not directory.exists():
         hint = "expected a workdir, a checkpoint, or a directory of another library"
-        is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
-        if is_name and not ("/" in name and directory.parent.exists()):
-            hint = f"for a model on a hub, first run: hf download {name} --local-dir DIR"
-        raise FileNotFoundError(f"{directory} does not exist; {hint}")
+        raise FileNotFoundError(f"{directory} does not exist; {hub_hint(name) or hint}")
     try:
         return _read_native(directory, verify_checksums)
     except FileNotFoundError as error:

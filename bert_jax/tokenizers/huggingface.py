@@ -16,6 +16,7 @@ from bert_jax.tokenizers.added_tokens import (
     read_stated,
 )
 from bert_jax.tokenizers.byte_pair import (
+    MERGES_FILENAME,
     ROBERTA_TOKENS,
     VOCABULARY_JSON_FILENAME,
     byte_level_of,
@@ -92,19 +93,22 @@ def is_albert(directory: pathlib.Path) -> bool:
     return is_googles or _class_of(directory, config) == "AlbertTokenizer"
 
 
-def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> StoredTokenizer:
+def read_directory(
+    directory: pathlib.Path, lower_case: bool | None = None, named: str = ""
+) -> StoredTokenizer:
     """Reads a tokenizer of transformers, and the files beside it, as transformers does.
 
     It is in `tokenizer.json`, or else in `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
     (byte-level BPE) or `*.model` (ALBERT). Options in `tokenizer_config.json` override options in
     `tokenizer.json`. Where neither says whether BERT lower-cases, the pieces decide
-    (`lower_case_of`), where transformers always would; `lower_case` overrides all.
+    (`lower_case_of`), where transformers always would; `lower_case` overrides all. The vocabulary
+    in the file `named` is read: if `tokenizer.json` has another, that file does not count.
 
     Raises FileNotFoundError without a vocabulary, and ValueError for a tokenizer or an option that
     is not supported.
     """
     config = read_optional(directory / CONFIG_FILENAME)
-    path, spec = _read_vocabulary(directory, config, lower_case)
+    path, spec = _read_vocabulary(directory, config, lower_case, named)
     kind = spec["model"]["type"]
     tokenizer_class = _class_of(directory, config)
     _check_options(directory, config, tokenizer_class, kind)
@@ -221,6 +225,8 @@ def _finish_wordpiece(
     model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
     model["unk_token"] = special_tokens.unk
     casing = _choose_casing(directory, spec, config, lower_case)
+    if path.name != TRANSFORMERS_FILENAME and (directory / TRANSFORMERS_FILENAME).exists():
+        casing += f"; {TRANSFORMERS_FILENAME} beside it has other pieces and is not read"
     if read_layout(build_backend(spec, path), special_tokens, path) == Layout():
         spec["post_processor"] = None  # as in `vocab.txt`
     spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
@@ -245,21 +251,44 @@ def _class_of(directory: pathlib.Path, config: Mapping) -> str:
 
 
 def _read_vocabulary(
-    directory: pathlib.Path, config: Mapping, lower_case: bool | None
+    directory: pathlib.Path, config: Mapping, lower_case: bool | None, named: str
 ) -> tuple[pathlib.Path, dict]:
-    """Returns the file of a vocabulary, and the tokenizer in the library's format."""
-    if (path := directory / TRANSFORMERS_FILENAME).exists():
-        return path, _read_spec(path)
-    if (path := directory / VOCABULARY_FILENAME).exists():
+    """Returns the file of a vocabulary, and the tokenizer in the library's format.
+
+    `named` is the file that a user named, or "".
+    """
+    path = directory / TRANSFORMERS_FILENAME
+    if not path.exists():
+        return _read_older_vocabulary(directory, config, lower_case, named)
+    spec = _read_spec(path)
+    if named and named != TRANSFORMERS_FILENAME:
+        own_path, own = _read_older_vocabulary(directory, config, lower_case, named)
+        if _ids_and_merges(own) != _ids_and_merges(spec):
+            return own_path, own
+    return path, spec
+
+
+def _ids_and_merges(spec: Mapping) -> tuple[dict[str, int], list[str]]:
+    merges = spec["model"].get("merges", [])  # "a b", or in newer files ["a", "b"]
+    return ids_of_model(spec), [m if isinstance(m, str) else " ".join(m) for m in merges]
+
+
+def _read_older_vocabulary(
+    directory: pathlib.Path, config: Mapping, lower_case: bool | None, named: str
+) -> tuple[pathlib.Path, dict]:
+    """Returns as `_read_vocabulary`, from files other than `tokenizer.json`."""
+    path = directory / VOCABULARY_FILENAME
+    if named == VOCABULARY_FILENAME or (not named and path.exists()):
         check_not_pointer(path)
         pieces = read_lines(path.read_bytes(), path)
         ids = {piece: index for index, piece in enumerate(pieces)}  # Of equal lines, the last.
         return path, bert_spec(ids, None, MAX_WORD_CHARACTERS_IN_TRANSFORMERS)
-    if (path := directory / VOCABULARY_JSON_FILENAME).exists():
+    path = directory / VOCABULARY_JSON_FILENAME
+    if named in (path.name, MERGES_FILENAME) or (not named and path.exists()):
         spec = read_merges(directory)
         check_byte_level(spec, path)
         return path, spec
-    if models := sorted(directory.glob("*.model")):
+    if models := [directory / named] if named else sorted(directory.glob("*.model")):
         path, *others = models
         if others or not is_albert(directory):
             found = ", ".join(each.name for each in models)

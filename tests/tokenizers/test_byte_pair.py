@@ -263,3 +263,13 @@ def test_offsets_cover_whole_characters(tokenizer):
     assert {place for span in offsets for place in range(*span)} == {
         place for place, character in enumerate(text) if character != " "
     }
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])
+def test_the_merges_that_are_named_are_read(tmp_path, tokenizer, spec, name):
+    other = train_bpe(tmp_path, "quick foxes jump over lazy dogs\n" * 20, 290)
+    other_spec = json.loads(transformers_files(other.stored, 512)["tokenizer.json"])
+    directory = write_older(tmp_path / "m", spec, tokenizer=other_spec, tokenizer_config=ROBERTA)
+    assert load_tokenizer(directory / name).encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+    assert load_tokenizer(directory).vocab_size == other.vocab_size
+    assert load_tokenizer(directory / "tokenizer.json").vocab_size == other.vocab_size

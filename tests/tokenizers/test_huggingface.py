@@ -273,6 +273,23 @@ def test_vocabulary_in_a_model_is_read_with_the_files_beside_it(name, tmp_path):
     assert tokens(tokenizer, "CAFÉ") == ["café"]
 
 
+def test_the_vocabulary_that_is_named_is_read(tmp_path):
+    pieces = [*SPECIAL, "boat", "cafe", "the"]
+    config = LOWER | {"tokenizer_class": "BertTokenizer"}
+    files = {"tokenizer": tokenizer_json(), "tokenizer_config": config}
+    directory = write(tmp_path / "m", pieces, **files)
+    named = load_tokenizer(directory / "vocab.txt")
+    assert named.vocab_size == len(pieces) and tokens(named, "The CAFÉ") == ["the", "cafe"]
+    assert "tokenizer.json beside it has other pieces and is not read" in named.casing
+    for path in (directory, directory / "tokenizer.json"):
+        assert load_tokenizer(path).vocab_size == len(PIECES)
+    with pytest.raises(FileNotFoundError, match=r"no vocabulary at .*absent/vocab\.txt"):
+        load_tokenizer(tmp_path / "absent" / "vocab.txt")
+    (directory / "vocab.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no vocabulary at .*vocab\.txt: there is no such"):
+        load_tokenizer(directory / "vocab.txt")
+
+
 @pytest.mark.parametrize(
     ("pieces", "lower_case"),
     [
