@@ -185,9 +185,10 @@ def test_path_that_does_not_exist_is_a_clear_error(tmp_path, monkeypatch):
 def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
         bert_jax.load(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"merge its shards .* max_shard_size"):
+    (tmp_path / "tf_model.h5").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"holds tf_model.h5, which is not read: save them"):
         bert_jax.load(tmp_path)
+    (tmp_path / "tf_model.h5").unlink()
     (tmp_path / "seed_3").mkdir()
     with pytest.raises(FileNotFoundError, match=r"the runs of several seeds: choose one .*seed_3"):
         bert_jax.load(tmp_path)

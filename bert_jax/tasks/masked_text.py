@@ -13,7 +13,12 @@ from bert_jax.tokenization import Tokenizer
 
 
 class Fill(NamedTuple):
-    """A token predicted for a mask, its probability, and the text with the mask replaced."""
+    """A token predicted for a mask, its probability, and the text with the mask replaced.
+
+    `token` is the text of one id, `tokenizer.decode([id])`, as transformers' pipeline gives it:
+    "river" or "##s" (WordPiece), " river" or "s" (byte-level BPE), "river" or "s" (unigram).
+    `tokenizer.encode(token)` is the id again where it begins a word.
+    """
 
     token: str
     probability: float
@@ -52,7 +57,7 @@ def best_fills(
             else:  # It continues the previous word.
                 start = before.rstrip()
             filled = start + tokenizer.piece_text(token_id) + after
-            fills[-1].append(Fill(tokenizer.id_to_token(token_id), float(row[token_id]), filled))
+            fills[-1].append(Fill(tokenizer.decode([token_id]), float(row[token_id]), filled))
     return fills
 
 

@@ -191,12 +191,15 @@ CLASSES = {
     "roberta": ("RobertaTokenizer", "<s>", "</s>"),
     "albert": ("AlbertTokenizer", "[CLS]", "[SEP]"),
     "xlm-roberta": ("XLMRobertaTokenizer", "<s>", "</s>"),
+    "camembert": ("CamembertTokenizer", "<s>", "</s>"),
+    "data2vec-text": ("RobertaTokenizer", "<s>", "</s>"),
+    "ernie": ("BertTokenizer", "[CLS]", "[SEP]"),
 }
 
 
 def small_tokenizer_json(family: str, post_processor: dict | None) -> dict:
     """Returns the tokenizer.json of a vocabulary of "a" and "b"."""
-    _, cls, sep = CLASSES[family]
+    tokenizer_class, cls, sep = CLASSES[family]
     is_bert = cls == "[CLS]" and family != "albert"
     pad, unk, mask = ("[PAD]", "[UNK]", "[MASK]") if is_bert else ("<pad>", "<unk>", "<mask>")
     pieces = [cls, pad, sep, unk, mask, "a", "b", "▁a", "▁b", "▁"]
@@ -210,7 +213,7 @@ def small_tokenizer_json(family: str, post_processor: dict | None) -> dict:
         split = {"type": "BertPreTokenizer"}
         model = {"type": "WordPiece", "unk_token": unk, "continuing_subword_prefix": "##"}
         model |= {"max_input_chars_per_word": 100, "vocab": ids}
-    elif family == "roberta":
+    elif tokenizer_class == "RobertaTokenizer":
         split, model = byte_level, {"type": "BPE", "vocab": ids, "merges": []}
     options = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
@@ -289,6 +292,23 @@ def test_masked_text_equals_transformers(text, roberta_files, tmp_path):
     plain = transformers.RobertaTokenizer.from_pretrained(roberta_files)  # lstrip is false.
     plain.save_pretrained(tmp_path)
     assert tokenize_masked(text, load_tokenizer(tmp_path)) == plain(text)["input_ids"]
+
+
+def test_text_of_each_id_equals_transformers(roberta_files, albert_model, tmp_path):
+    """As the pipeline for masks shows it (`token_str`)."""
+    (tmp_path / "albert").mkdir()
+    (tmp_path / "albert/spiece.model").write_bytes(albert_model)
+    config = {"tokenizer_class": "AlbertTokenizer"}
+    (tmp_path / "albert/tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "bert").mkdir()
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "river", "##s", ".", "'", "n't", "é"]
+    (tmp_path / "bert/vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}')
+    for directory in (roberta_files, tmp_path / "albert", tmp_path / "bert"):
+        ours = load_tokenizer(directory)
+        theirs = transformers.AutoTokenizer.from_pretrained(directory)
+        for index in range(ours.vocab_size):
+            assert ours.decode([index]) == theirs.decode([index]), ours.id_to_token(index)
 
 
 def test_words_of_a_tagged_text_equal_transformers(roberta_files):

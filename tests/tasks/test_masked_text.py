@@ -49,4 +49,16 @@ def test_a_mask_of_roberta_takes_the_space_before_it(tmp_path):
         "The river t, and<mask>.",
         "The rivers, and<mask>.",
     ]
-    assert fills[1][0] == ("Ġt", 1, "The river <mask>, and t.")
+    assert fills[1][0] == (" t", 1, "The river <mask>, and t.")
+    assert [fill.token for fill in fills[0]] == [" t", "s"]
+    assert tokenizer.encode(" t") == [tokenizer.token_to_id("Ġt")]
+
+
+def test_fill_of_a_unigram_model_has_no_mark_of_words(tmp_path):
+    (tmp_path / "text.txt").write_text("the river and the rivers and the town and the towns\n" * 9)
+    content = train_sentencepiece(str(tmp_path / "text.txt"), 40, True)
+    tokenizer = tokenizer_from_bytes("spiece.model", content)
+    probabilities = np.zeros((1, tokenizer.vocab_size), np.float32)
+    probabilities[0, [tokenizer.token_to_id(piece) for piece in ("▁town", "s")]] = 0.75, 0.25
+    (fills,) = best_fills("a [MASK] b", probabilities, 2, tokenizer)
+    assert [tuple(fill) for fill in fills] == [("town", 0.75, "a town b"), ("s", 0.25, "as b")]

@@ -230,6 +230,8 @@ def xlm_roberta_json(**changes):
         {"tokenizer_config": XLM_ROBERTA},
         {"tokenizer_config": {"tokenizer_class": "XLMRobertaTokenizerFast"}},
         {"config": {"model_type": "xlm-roberta"}},
+        {"tokenizer_config": {"tokenizer_class": "CamembertTokenizer"}},
+        {"config": {"model_type": "camembert"}},
     ],
 )
 def test_xlm_roberta_has_the_ids_of_transformers(files, changes, tmp_path):
