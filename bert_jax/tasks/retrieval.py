@@ -83,10 +83,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     collection = limit_examples(_read_collection(data, notes), config, "collection", notes)
     passages.add(collection)
 
-    train = limit_examples(lines.get("train", []), config, "train", notes)
-    features = []  # If empty, only predicts.
-    if all_train := lines.pop("train", []):
-        features = _train_features(train, all_train, data.num_negatives or 0, inputs, notes)
+    all_train = lines.pop("train", [])  # If empty, only predicts.
+    used = limit_examples(all_train, config, "train", notes)
+    features = []
+    if used:
+        features = _train_features(used, all_train, data.num_negatives or 0, inputs, notes)
     head, labels = heads.MULTIPLE_CHOICE, ("score",)
     if is_bi_encoder:
         longest = max((len(feature.label) for feature in features), default=0)
@@ -99,8 +100,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         kept = set(limit_examples(distinct, config, name, notes))
         each = [line for line in each if queries.identity[line.text] in kept]
         splits.append(make_split(name, each, inputs, collection, notes))
-        train = [*train, *each]
-    notes["queries truncated"] = queries.num_truncated(line.text for line in train)
+        used = [*used, *each]
+    notes["queries truncated"] = queries.num_truncated(line.text for line in used)
     notes["passages truncated"] = passages.num_truncated(passages.ids)
     settings = {"max_query_length": data.max_query_length}
     return Task(
@@ -171,6 +172,9 @@ def _read_collection(data: ConfigDict, notes: dict[str, int]) -> list[str]:
     for key, count in unused.items():
         notes[f"passages with {key!r}, which is not used"] = count
     notes["passages that are empty"] = sum(not text.strip() for text in collection)
+    if data.role == "cross_encoder":
+        notes["passages that a cross_encoder does not rank"] = len(collection)
+        return []
     return collection
 
 

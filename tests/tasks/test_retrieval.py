@@ -324,6 +324,9 @@ def test_collection_is_searched_in_addition_to_the_passages_of_the_file(tmp_path
     passages = write_lines(tmp_path / "passages.jsonl", [{"text": "the war"}, {"text": "new"}])
     (split,) = make_task(tmp_path, tokenizer, data__passages=passages).splits
     assert len(split.features) == 3 + 7  # "the war" is one passage, though in both.
+    task = make_task(tmp_path, tokenizer, "cross_encoder", data__passages=passages)
+    assert task.notes["passages that a cross_encoder does not rank"] == 2
+    assert len(task.splits[0].features) == 9
 
 
 def test_empty_passages_of_the_collection_are_ranked_but_not_trained_with(tmp_path, tokenizer):
