@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
@@ -18,6 +19,7 @@ BUILD_VERSION = 2
 MAX_UNKNOWN = 0.01  # of the tokens
 MAX_TRUNCATED = 0.15  # of the tokens; about half a sentence of each pair is
 MIN_HELDOUT = 100  # documents
+MAX_ACCENTED = 0.001  # of the pieces, where accents are stripped
 MIN_SENTENCES = 5  # of the median document, if blank lines separate documents
 MAX_LINES_WITHOUT_TEXT = 0.01  # of the lines of JSON, and of the rows of Parquet
 
@@ -66,7 +68,10 @@ def make_manifest(
         "token_dtype": token_dtype(tokenizer.vocab_size),
         "splits": splits,
         "median_sentences": median,
-        "warnings": _advise(splits, sources, config, median, 2 * num_symbols > num_documents),
+        "warnings": [
+            *_advise(splits, sources, config, median, 2 * num_symbols > num_documents),
+            *_advise_on_accents(tokenizer),
+        ],
         "skipped": {
             name: count
             for name, count in sorted(report.skipped.items())
@@ -148,6 +153,26 @@ def _advise(
             f"{fix if fraction > config.heldout_fraction else 'only more text helps'}"
         )
     return warnings
+
+
+def _advise_on_accents(tokenizer: Tokenizer) -> list[str]:
+    """Returns a warning if a vocabulary has pieces with accents, which its tokenizer strips."""
+    if not tokenizer.strips_accents:
+        return []
+    pieces = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
+    accented = [
+        piece
+        for piece in pieces
+        if any(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", piece))
+    ]
+    if len(accented) <= MAX_ACCENTED * len(pieces):
+        return []
+    return [
+        f"{len(accented):,} pieces of the vocabulary have accents, such as {accented[0]!r}, but the "
+        "tokenizer strips the accents of texts, in which they are never found: if the vocabulary "
+        "was trained with accents, give the directory of its model, or put a tokenizer_config.json "
+        'with {"do_lower_case": true, "strip_accents": false} beside it'
+    ]
 
 
 def _advise_on_copies(

@@ -179,3 +179,18 @@ def test_sequences_of_symbols_give_no_warning_about_blank_lines(tmp_path, rows):
     arguments = str(tmp_path / "dna.txt"), tokenizer, tmp_path / "corpus", config
     manifest = build_corpus(*arguments, num_processes=1)
     assert manifest["warnings"] == [] and manifest["median_sentences"] == 1
+
+
+def test_pieces_with_accents_that_no_text_has_are_a_warning(tmp_path):
+    (tmp_path / "text.txt").write_text(random_text(30))
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt", [*WORDS, "sch\u00f6n", "caf\u00e9"])
+    config = CorpusConfig(sentences="lines", heldout_fraction=0.2)
+    for number, keeps in enumerate((False, True)):
+        if keeps:  # As the warning says.
+            options = '{"do_lower_case": true, "strip_accents": false}'
+            (tmp_path / "tokenizer_config.json").write_text(options)
+        tokenizer = load_tokenizer(vocabulary)
+        arguments = str(tmp_path / "text.txt"), tokenizer, tmp_path / str(number), config
+        warnings = build_corpus(*arguments, num_processes=1)["warnings"]
+        found = [each for each in warnings if "2 pieces of the vocabulary have accents" in each]
+        assert len(found) == (not keeps) and tokenizer.strips_accents == (not keeps)
