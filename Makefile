@@ -52,7 +52,8 @@ exhaustive-tests: .venv/installed
 
 # Compares with transformers in torch; downloads both, and the MiniLM weights. Also reads back what
 # trackers store. With XQUAD=FILE (the English part of XQuAD) it also checks that features contain the
-# answers of that file, and with REPORTS=DIR that files of bug reports give the right values.
+# answers of that file, with REPORTS=DIR that files of bug reports give the right values, and with
+# FLAX=DIR that old Flax models do; see tests/parity/test_flax.py.
 parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 	.venv-parity/bin/python tools/fetch_data.py squad-metrics runs/data/squad
@@ -62,6 +63,7 @@ parity: .venv-parity/installed
 		BERT_JAX_SQUAD_METRICS=runs/data/squad/squad_metrics.py \
 		BERT_JAX_CONLL=runs/data/conll2003 BERT_JAX_CONLLEVAL=runs/data/conlleval/conlleval \
 		BERT_JAX_XQUAD=$(XQUAD) $(if $(REPORTS),BERT_JAX_REPORTS=$(REPORTS)) \
+		$(if $(FLAX),BERT_JAX_FLAX=$(FLAX)) \
 		.venv-parity/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v tests/parity
 
 # Imports a checkpoint that TensorFlow writes; downloads TensorFlow.

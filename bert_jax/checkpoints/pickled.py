@@ -8,7 +8,6 @@ machine, is read by torch where it is installed.
 
 import functools
 import io
-import math
 import pathlib
 import pickle
 import zipfile
@@ -177,7 +176,10 @@ def read_pickle(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
     try:
         archive = zipfile.ZipFile(path)
         names = archive.namelist()
-        [folder] = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
+        pickles = [name for name in names if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError(f"expected a zip file with one data.pkl, found {len(pickles)}")
+        folder = pickles[0].removesuffix("data.pkl")
         byte_order = archive.read(f"{folder}byteorder") if f"{folder}byteorder" in names else b""
         if byte_order == b"big":
             return _read_with_torch(path, "was written on a big-endian machine")
@@ -188,23 +190,22 @@ def read_pickle(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
         raise ValueError(f"{path.name} is not a valid state dict: {error}") from error
 
     @functools.lru_cache(maxsize=1)  # Tensors that share a storage often follow each other.
-    def read_storage(storage: _Storage) -> np.ndarray:
-        name, dtype = f"{folder}data/{storage.key}", jnp.dtype(storage.dtype)
+    def read_storage(key: str) -> bytes:
         try:
-            content = archive.read(name)
+            return archive.read(f"{folder}data/{key}")
         except (KeyError, OSError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path.name} is damaged: {name}: {error}") from error
-        if len(content) < storage.size * dtype.itemsize:
-            size = f"{len(content):,} bytes, expected {storage.size * dtype.itemsize:,}"
-            raise ValueError(f"{path.name} is damaged: {name} has {size}")
-        return np.frombuffer(content, dtype, storage.size)
+            raise ValueError(f"{path.name} is damaged: {folder}data/{key}: {error}") from error
 
     def read(tensor: _Tensor) -> np.ndarray:
-        values = read_storage(tensor.storage)[tensor.offset :]
-        strides = [stride * values.itemsize for stride in tensor.strides]
-        if not math.prod(tensor.shape):
-            return np.zeros(tensor.shape, values.dtype)
-        return np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
+        key, dtype, size = tensor.storage.key, jnp.dtype(tensor.storage.dtype), tensor.storage.size
+        if not all(tensor.shape):
+            return np.zeros(tensor.shape, dtype)
+        content = read_storage(key)
+        if len(content) < size * dtype.itemsize:
+            found = f"{len(content):,} bytes, expected {size * dtype.itemsize:,}"
+            raise ValueError(f"{path.name} is damaged: {folder}data/{key} has {found}")
+        strides = [stride * dtype.itemsize for stride in tensor.strides]
+        return np.ndarray(tensor.shape, dtype, content, tensor.offset * dtype.itemsize, strides)
 
     tensors = find_state_dict(values, lambda value: isinstance(value, _Tensor), path.name)
     return {name: lambda tensor=tensor: read(tensor) for name, tensor in tensors.items()}

@@ -2,6 +2,7 @@
 
 import json
 
+import flax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -133,3 +134,102 @@ def test_vocabulary_in_a_cache_of_the_hub_is_found(tmp_path):
     (tmp_path / "models--interrupted" / "refs").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="holds no snapshot: download the model again"):
         load_tokenizer(tmp_path / "models--interrupted")
+
+
+def write_shards(directory, filename, write, tensors, num_shards=3):
+    """Writes tensors in several files, and their index."""
+    names, files = sorted(tensors), {}
+    for index in range(num_shards):
+        shard = {name: tensors[name] for name in names[index::num_shards]}
+        stem, _, suffix = filename.partition(".")
+        path = directory / f"{stem}-{index + 1:05}-of-{num_shards:05}.{suffix}"
+        write(path, shard)
+        files |= dict.fromkeys(shard, path.name)
+    (directory / f"{filename}.index.json").write_text(json.dumps({"weight_map": files}))
+    return files
+
+
+def write_flax(path, tensors):
+    tree = flax.traverse_util.unflatten_dict(tensors, sep="/")
+    path.write_bytes(flax.serialization.to_bytes(tree))
+
+
+def write_safetensors(path, tensors):
+    save_file(tensors, path)
+
+
+SHARDED = [("model.safetensors", write_safetensors), ("flax_model.msgpack", write_flax)]
+
+
+@pytest.mark.parametrize(("filename", "write"), SHARDED)
+def test_shards_are_read_as_one_file(filename, write, tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {f"a/{i}/bias": rng.standard_normal(3) for i in range(7)}
+    write_shards(tmp_path, filename, write, tensors)
+    read = read_tensors(tmp_path)
+    names = {name: name.replace("/", ".") if "flax" in filename else name for name in tensors}
+    assert read.keys() == set(names.values())
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(read[names[name]], tensor)
+
+
+def test_sharded_model_equals_one_file(tmp_path):
+    tensors = state_dict()
+    write_model(tmp_path / "a", tensors)
+    write_model(tmp_path / "b", {})
+    (tmp_path / "b" / "model.safetensors").unlink()
+    write_shards(tmp_path / "b", "model.safetensors", write_safetensors, tensors)
+    assert_trees_equal(read_model(tmp_path / "b").params, read_model(tmp_path / "a").params)
+
+
+@pytest.mark.parametrize(("filename", "write"), SHARDED)
+def test_shards_that_disagree_with_their_index_are_named(filename, write, tmp_path):
+    tensors = {f"a/{i}/bias": np.ones(3) for i in range(7)}
+    files = write_shards(tmp_path, filename, write, tensors)
+    path, name = tmp_path / files["a/0/bias"], "a/0/bias"
+    shard = {name: value for name, value in tensors.items() if files[name] == path.name}
+    index = tmp_path / f"{filename}.index.json"
+
+    def check(error, message):
+        with pytest.raises(error, match=message):
+            read_tensors(tmp_path)
+
+    write(path, {other: value for other, value in shard.items() if other != name})
+    check(ValueError, f"{index.name}: tensor {name} should be in {path.name}, but it has no such")
+    write(path, shard | {"a/1/bias": np.ones(3)})
+    check(ValueError, f"tensor a/1/bias: found twice, in {path.name} and {files['a/1/bias']}")
+    write(path, shard)
+    index.write_text(json.dumps({"weight_map": files | {name: files["a/1/bias"]}}))
+    check(ValueError, f"tensor {name} should be in .*, but it is in {path.name}")
+    for other in ("../" + path.name, "/" + path.name, "sub/" + path.name):
+        index.write_text(json.dumps({"weight_map": {name: other}}))
+        check(ValueError, f"expected files beside it, found {other}")
+    index.write_text(json.dumps({"weight_map": files}))
+    path.unlink()
+    check(FileNotFoundError, f"{index.name} names {path.name}, which is missing: download it")
+    for content in ({}, {"weight_map": [1]}, {"weight_map": {"a": 1}}):
+        index.write_text(json.dumps(content))
+        check(ValueError, "expected a weight_map from names of tensors to files")
+
+
+def test_weights_are_read_where_there_are_several_formats_in_a_fixed_order(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle of an old torch")
+    write_flax(tmp_path / "flax_model.msgpack", {"a/bias": np.full(1, 2)})
+    assert read_tensors(tmp_path)["a.bias"] == 2
+    save_file({"a.bias": np.full(1, 3)}, tmp_path / "model.safetensors")
+    assert read_tensors(tmp_path)["a.bias"] == 3
+
+
+def test_tensors_are_read_when_they_are_looked_up(tmp_path):
+    save_file({"a": np.ones(2), "b": np.ones(2)}, tmp_path / "model.safetensors")
+    tensors = read_tensors(tmp_path)
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:-16] + np.full(2, 5.0).tobytes())
+    assert tensors["b"].tolist() == [5, 5] and tensors["a"].tolist() == [1, 1]
+    assert "c" not in tensors and len(tensors) == 2
+
+
+def test_unsupported_dtype_is_named(tmp_path):
+    save_file({"a": np.ones(2, ml_dtypes.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"tensor a: unsupported dtype F8_E4M3; convert it to F32"):
+        read_tensors(tmp_path)["a"]
