@@ -265,3 +265,18 @@ def test_load_checkpoint_reads_as_read_model(checkpoints):
     model = read_model(checkpoints["fine-tuning"])
     assert_equal(params, model.params)
     assert settings == model.settings
+
+
+def test_saving_a_model_never_replaces_what_a_run_resumes_from(checkpoints, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(checkpoints["pre-training"].parent, workdir / "checkpoints")
+    (workdir / "config.json").write_text("{}")
+    model = bert_jax.load(workdir)
+    shutil.copytree(workdir / "checkpoints/7", tmp_path / "copied")
+    for directory in (workdir / "checkpoints/7", workdir / "checkpoints/8", tmp_path / "copied"):
+        with pytest.raises(ValueError, match=f"{directory} is for a run to resume from"):
+            model.save(directory, overwrite=True)
+    assert verify_checkpoint(workdir / "checkpoints/7")["training"] > 0
+    assert not (workdir / "checkpoints/8").exists()
+    model.save(tmp_path / "checkpoints/8")
+    model.save(tmp_path / "checkpoints/8", overwrite=True)

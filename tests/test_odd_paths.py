@@ -1,0 +1,162 @@
+r"""Whatever characters its path has, what is written can be read: `run[1]`, `a\b`, `*`, ..."""
+
+import glob
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_corpus.build import build_corpus
+from bert_corpus.config import CorpusConfig
+from bert_jax import finetune, pretrain
+from bert_jax.checkpoints.native import (
+    Checkpointer,
+    find_checkpoint,
+    remove_checkpoint,
+    saved_steps,
+)
+from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.verify import copy_verified, verify_checkpoint
+from bert_jax.configs.finetune import text_classification
+from bert_jax.data.rows import CorpusError, Rows
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.tools.convert_checkpoint import convert
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.state import TrainState
+from tests import helpers
+
+# What glob, TensorStore, etils, shells, URLs or other systems may take for something else.
+MISREAD = ("run[1]", "a\\b", "*", "?x", "[!a]*", "gs:", "{a}[{b}]")
+OTHERS = (
+    *(
+        "run[",
+        "{a}",
+        " a b ",
+        "it's",
+        'q"q',
+        "a%20b%41",
+        "a#b?c=d",
+        "~",
+        "~root",
+        "-x",
+        "größe-日本",
+    ),
+    *("new\nline", "tab\t", "$HOME", "a;b|c&d", "a:b", "file:", "a=b,c@d!e", "trailing.", "..."),
+    *("<a>", "^a$", "x" * 200, "orbax-checkpoint-tmp", "1.orbax-checkpoint-tmp-2"),
+)
+MANY = " %20#~'\"{a,b}$HOME;&|größe-日本\n\t<x>:= ."  # Those of OTHERS, in one name.
+
+
+def names(tested_always, others):
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in others]
+    return pytest.mark.parametrize("name", [*tested_always, *slow])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = load_tokenizer(helpers.write_vocabulary(directory / "vocab.txt"))
+    return bert_jax.load(helpers.write_random_encoder(directory / "encoder", tokenizer))
+
+
+def assert_same(params, expected) -> None:
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(expected))
+
+
+@names((*MISREAD[:3], MANY), (*MISREAD[3:], *OTHERS))
+def test_training_state_is_saved_and_restored_in_any_directory(name, model, tmp_path):
+    workdir = tmp_path / name / "run"
+    params = jax.device_get(model.params)
+    optimizer = make_optimizer("bert_adam", lambda step: 1e-4)
+    state = TrainState(np.int32(3), params, optimizer.init(params))
+    settings = dict(model.settings) | {"has_training_state": True}
+    checkpointer = Checkpointer(workdir, settings, model.tokenizer, keep_last=2)
+    for step in (3, 4):
+        checkpointer.save(state.replace(step=np.int32(step)))
+    checkpointer.close()
+    assert saved_steps(workdir / "checkpoints") == [3, 4]
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding), state
+    )
+    checkpointer = Checkpointer(workdir, settings, model.tokenizer, keep_last=2)
+    restored = checkpointer.restore(4, abstract)
+    checkpointer.close()
+    assert int(restored.step) == 4
+    assert_same(restored.params, params)
+    assert verify_checkpoint(find_checkpoint(workdir))["step"] == 4
+    assert_same(bert_jax.load(workdir).params, params)
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["run"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@names((*MISREAD[:3], MANY), (*MISREAD[3:], *OTHERS))
+def test_models_are_written_and_read_under_any_name(name, model, tmp_path):
+    parent = tmp_path / name
+    if ":/" not in str(parent / name):  # For `save`, that is the address of a bucket.
+        model.save(parent / name)
+        assert_same(bert_jax.load(parent / name).params, model.params)
+        copy_verified(parent / name, parent / "copied" / name)
+        assert_same(bert_jax.load(parent / "copied" / name).params, model.params)
+    native, exported = parent / "native" / name, parent / "exported" / name
+    convert(pathlib.Path(model.source), native, "native")
+    assert_same(read_model(native).params, model.params)
+    convert(native, exported, "huggingface")
+    found = read_model(exported).params
+    assert_same(found["encoder"]["layers"], model.params["encoder"]["layers"])
+    for written in (native, exported):
+        assert [path.name for path in written.parent.iterdir()] == [name]
+
+
+@names(("run[1]", "a\\b", MANY), (*MISREAD[2:], *OTHERS))
+def test_corpora_are_built_and_read_in_any_directory(name, tmp_path):
+    directory = tmp_path / name
+    directory.mkdir()
+    text = directory / "text.txt"
+    text.write_text(helpers.random_text(20))
+    config = CorpusConfig(
+        max_seq_length=64, max_sequences=4, heldout_fraction=0.2, sentences="lines", block_rows=16
+    )
+    tokenizer = load_tokenizer(helpers.write_vocabulary(directory / "vocab.txt"))
+    inputs = glob.escape(str(text)).replace(",", "?")  # Patterns, between commas.
+    build_corpus(inputs, tokenizer, directory / "corpus", config, num_processes=1)
+    for split in ("train", "heldout"):
+        rows = Rows(directory / "corpus", split)
+        assert len(rows.read(0, rows.num_rows)["tokens"]) == rows.num_rows > 0
+
+
+def test_a_corpus_in_a_directory_that_is_not_unicode_is_refused(tmp_path):
+    tokenizer = load_tokenizer(helpers.write_vocabulary(tmp_path / "vocab.txt"))
+    (tmp_path / "text.txt").write_text(helpers.random_text(20))
+    output = tmp_path / "\udcff"
+    with pytest.raises(ValueError, match="is not UTF-8, which ArrayRecord needs"):
+        build_corpus(str(tmp_path / "text.txt"), tokenizer, output, CorpusConfig())
+    with pytest.raises((FileNotFoundError, CorpusError)):
+        Rows(output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run[1]", "a\\b", MANY])
+def test_runs_train_resume_and_export_in_any_directory(name, corpus, tmp_path):
+    directory = tmp_path / name
+    config = helpers.small_config(corpus, num_steps=3, checkpoint_every=1)
+    finished = pretrain.train_and_evaluate(config, directory / "pre")
+    last = read_model(directory / "pre").params
+    (directory / "pre/result.json").unlink()
+    remove_checkpoint(directory / "pre/checkpoints/3")
+    assert pretrain.train_and_evaluate(config, directory / "pre")["steps"] == finished["steps"]
+    assert_same(read_model(directory / "pre").params, last)
+
+    lines = ["text,label", *("the river,wet", "the mountain,dry") * 8]
+    for split in ("train", "dev"):
+        (directory / f"{split}.csv").write_text("\n".join(lines))
+    tuning = text_classification.get_config()
+    tuning.init_from = str(directory / "pre")
+    tuning.update(max_seq_length=16, batch_size=8, num_epochs=2.0)
+    tuning.data.update(train=str(directory / "train.csv"), dev=str(directory / "dev.csv"), test="")
+    finetune.train_and_evaluate(tuning.lock(), directory / "tuned")
+    assert bert_jax.load(directory / "tuned").classify("the river")
+    convert(directory / "tuned", directory / "exported", "huggingface")
+    assert bert_jax.load(directory / "exported").classify("the river")
