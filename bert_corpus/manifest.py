@@ -168,9 +168,9 @@ def _advise_on_accents(tokenizer: Tokenizer) -> list[str]:
     if len(accented) <= MAX_ACCENTED * len(pieces):
         return []
     return [
-        f"{len(accented):,} pieces of the vocabulary have accents, such as {accented[0]!r}, but the "
-        "tokenizer strips the accents of texts, in which they are never found: if the vocabulary "
-        "was trained with accents, give the directory of its model, or put a tokenizer_config.json "
+        f"{len(accented):,} pieces of the vocabulary have accents, such as {accented[0]!r}, but "
+        "its tokenizer strips the accents of texts, which never hold them: if the vocabulary was "
+        "trained with accents, give the directory of its model, or put a tokenizer_config.json "
         'with {"do_lower_case": true, "strip_accents": false} beside it'
     ]
 
