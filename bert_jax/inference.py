@@ -170,7 +170,7 @@ class PretrainedModel(TextEncoder):
         model = PretrainingModel(self.config, False, self._execution)
         token_logits = functools.partial(forward.token_logits, model, self.params)
         limit = self.config.max_position_embeddings
-        return fill_texts(texts, top_k, self.tokenizer, limit, token_logits)[chosen]
+        return fill_texts(texts, top_k, self.tokenizer, limit, token_logits, self._apply)[chosen]
 
     @overload
     def replaced_tokens(self, texts: TextOrPair) -> Replaced: ...

@@ -24,7 +24,12 @@ from ml_collections import ConfigDict
 
 from bert_jax.buckets import as_path
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
-from bert_jax.checkpoints.parameters import LoadedModel, log_report, modules_of
+from bert_jax.checkpoints.parameters import (
+    LoadedModel,
+    log_report,
+    modules_of,
+    trained_length,
+)
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.pretrain import bert_base
 from bert_jax.data.batches import heldout_batches, pretrain_batches
@@ -118,6 +123,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, source, checkpointer)
     frozen = place_frozen(setup, phases[0], teacher)
+    lengths = trained_lengths(phases, source)
     del source, teacher
 
     writer = metrics.MetricsWriter(
@@ -130,7 +136,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
     objectives = [setup.objective(phase) for phase in phases]
     eval_steps = make_eval_steps(setup, objectives, frozen)
-    for phase, objective, eval_step in zip(phases, objectives, eval_steps, strict=True):
+    for phase, objective, eval_step, length in zip(
+        phases, objectives, eval_steps, lengths, strict=True
+    ):
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
         update_step = make_pretrain_step(
@@ -142,6 +150,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             num_microbatches=setup.num_microbatches(phase),
             overlap_collectives=config.overlap_collectives,
         )
+        checkpointer.settings = settings | {"trained_length": length}
         rows, row_flops = phase.train, setup.flops_per_row(phase)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
@@ -274,7 +283,9 @@ def run_settings(
     corpora = [
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
+    languages = [phase.train.manifest["config"].get("language") for phase in phases]
     return setup.config.to_dict() | {
+        "languages": languages,
         "architecture": config_to_settings(setup.model.config),
         "modules": modules,
         "corpora": corpora,
@@ -282,6 +293,15 @@ def run_settings(
             name: parameters_hash(model.params) for name, model in weights.items() if model
         },
     }
+
+
+def trained_lengths(phases: list[Phase], source: LoadedModel | None) -> list[int | None]:
+    """Returns up to which length the positions are trained after each phase; None: unknown."""
+    trained = trained_length(source.settings) if source else 0
+    if trained is None:
+        return [None] * len(phases)
+    lengths = itertools.accumulate((phase.train.max_seq_length for phase in phases), max)
+    return [max(length, trained) for length in lengths]
 
 
 def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:

@@ -9,6 +9,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
+from bert_jax.checkpoints.parameters import trained_length
 from bert_jax.checkpoints.save import check_head, save_model
 from bert_jax.data.features import ModelInput, check_segments
 from bert_jax.model import forward
@@ -50,6 +51,7 @@ class TextEncoder:
     settings: dict = dataclasses.field(default_factory=dict)
     source: str = ""
     dtype: str = "float32"
+    _has_warned: bool = dataclasses.field(default=False, init=False)  # of untrained positions
 
     def __post_init__(self):
         check_head(self.head)
@@ -242,6 +244,17 @@ class TextEncoder:
     def _apply(
         self, function: Callable, features: Sequence[ModelInput], batch_size: int, **options
     ) -> list:
+        """Applies a function to features of any lengths; warns once of untrained positions."""
         check_segments(self.config, features)
+        lengths = (len(sequence) for feature in features for sequence in feature.sequences)
+        longest, trained = max(lengths, default=0), trained_length(self.settings)
+        if trained and longest > trained and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"an input has {longest} tokens, and the model was trained on at most {trained}: "
+                "its later positions are untrained. Shorten the inputs (max_length, where a method "
+                "has it), or train it on longer rows",
+                stacklevel=3,
+            )
         limit = self.config.max_position_embeddings
         return forward.apply_by_length(function, features, batch_size, limit, **options)

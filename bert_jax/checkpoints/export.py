@@ -20,7 +20,7 @@ from bert_jax.checkpoints.huggingface import (
     tensor_table,
 )
 from bert_jax.checkpoints.model_card import model_card
-from bert_jax.checkpoints.parameters import parameter_shapes
+from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
@@ -56,7 +56,8 @@ def save_huggingface(
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
-    max_length = head.get("max_seq_length", config.max_position_embeddings)
+    max_length = head.get("max_seq_length") or trained_length(settings)
+    max_length = max_length or config.max_position_embeddings
     files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
     files["README.md"] = model_card(directory.name, params, settings, result or {})
     tensors = params_to_huggingface(params, config, head)

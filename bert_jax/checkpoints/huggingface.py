@@ -14,10 +14,11 @@ from bert_jax.checkpoints import parameters
 from bert_jax.checkpoints.families import FORMATS, UNSUPPORTED
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
 from bert_jax.checkpoints.tensors import describe_adapter, read_tensors
-from bert_jax.downloads import read_json
+from bert_jax.downloads import read_json, read_optional
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.huggingface import CONFIG_FILENAME as TOKENIZER_CONFIG
 
 HEAD_KEY = "bert_jax_head"
 """Key of `config.json` that holds the settings of a task's head. transformers preserves it."""
@@ -240,7 +241,11 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     if modules and modules.lower_cases and not tokenizer.lower_case:
         fix = "set it in tokenizer_config.json instead"
         raise ValueError(f"{directory}: do_lower_case of a cased tokenizer is not supported: {fix}")
-    return parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
+    model = parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
+    limit = read_optional(encoder / TOKENIZER_CONFIG).get("model_max_length")
+    if isinstance(limit, int) and 2 < limit < config.max_position_embeddings:
+        model.settings["trained_length"] = limit  # What its authors say of it.
+    return model
 
 
 def _check_code_and_adapters(values: Mapping) -> None:

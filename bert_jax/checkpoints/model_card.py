@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from huggingface_hub import EvalResult, ModelCardData
 
 from bert_jax.checkpoints.huggingface import task_in_transformers
+from bert_jax.checkpoints.parameters import row_length, trained_length
 
 # Task in transformers, or for a model without a task's head its module -> (the hub's name of the
 # task, what loads the model).
@@ -40,7 +41,6 @@ _LISTED = (
 _TO_FILL_IN = """\
 # Fill in before you publish: https://huggingface.co/docs/hub/model-cards
 # license: of these weights; check the licenses of the data and of the base model
-# language: en
 """
 
 
@@ -56,8 +56,12 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     base = settings.get("init_from") or ""
     on_hub = re.search(r"models--([\w.-]+?)--([\w.-]+)", base)
     results = _eval_results(pipeline_tag, settings, result, "discriminator" in params)
+    languages = settings.get("languages", ())
+    # English is also what a corpus has for which no language was given.
+    is_known = languages and not {None, "en"} & {*languages}
     data = ModelCardData(
         license="unknown",
+        language=sorted({*languages}) if is_known else None,
         base_model="/".join(on_hub.groups()) if on_hub else None,
         library_name="sentence-transformers" if is_embedding else "transformers",
         pipeline_tag=pipeline_tag,
@@ -65,7 +69,8 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
         model_name=name if results else None,
         eval_results=results or None,
     )
-    to_fill_in = _TO_FILL_IN + "# base_model: OWNER/NAME\n" * bool(base and not on_hub)
+    to_fill_in = _TO_FILL_IN + "# language: en\n" * (not is_known)
+    to_fill_in += "# base_model: OWNER/NAME\n" * bool(base and not on_hub)
     library = "sentence_transformers" if is_embedding else "transformers"
     task = f'"{pipeline_tag}", ' if loader == "pipeline" else ""
     lines = [
@@ -131,16 +136,42 @@ def _eval_results(
 def _dataset(split: str, settings: Mapping) -> str:
     """Returns a name of the data: of its file without the folders, which are a machine's own."""
     data = settings.get("data") or {}
-    source = data.get(split) or data.get("name") or data.get("directory") or settings.get("corpus")
+    corpus = settings.get("corpus")
+    if (settings.get("long_phase") or {}).get("num_steps"):  # The scores are the last phase's.
+        corpus = settings["long_phase"]["corpus"]
+    source = data.get(split) or data.get("name") or data.get("directory") or corpus
     return pathlib.Path(source or settings.get("task") or split).name
 
 
 def _training(settings: Mapping) -> list[str]:
-    values = {name: settings[name] for name in _LISTED if settings.get(name) not in (None, "")}
+    """Returns what the card lists: the phases of pre-training, and settings of the run."""
+    phases = _phases(settings)
+    replaced = ("corpus", "max_seq_length", "batch_size", "num_steps") if phases else ()
+    values = {
+        name: settings[name]
+        for name in _LISTED
+        if name not in replaced and settings.get(name) not in (None, "")
+    }
     for name in ("init_from", "corpus"):
         if name in values:
             values[name] = pathlib.Path(values[name]).name
-    return [f"{name}: {value}" for name, value in values.items()]
+    if length := trained_length(settings):
+        values["trained on inputs of at most"] = f"{length} tokens"
+    return [*phases, *(f"{name}: {value}" for name, value in values.items())]
+
+
+def _phases(settings: Mapping) -> list[str]:
+    """Returns a line for each phase of pre-training: its corpus, rows, length and steps."""
+    parts = [settings, settings.get("long_phase") or {}]
+    parts = [part for part in parts if part.get("corpus") and part.get("num_steps")]
+    lines = []
+    for part, corpus in zip(parts, settings.get("corpora", ()), strict=False):
+        train = corpus["splits"]["train"]
+        lines.append(
+            f"{pathlib.Path(part['corpus']).name}: {train['rows']:,} rows of {row_length(train)} "
+            f"tokens, {part['num_steps']:,} steps of {part['batch_size']:,} rows"
+        )
+    return lines
 
 
 def _section(title: str, items) -> list[str]:

@@ -152,6 +152,24 @@ def model_settings(config, params: Mapping) -> dict:
     return {"architecture": config_to_settings(config), "modules": modules_of(params)}
 
 
+def trained_length(settings: Mapping) -> int | None:
+    """Returns the length in tokens up to which a model's positions were trained; None: unknown.
+
+    Checkpoints from before it was stored have the sizes of their corpora, but not what the weights
+    had that they started from.
+    """
+    if "trained_length" in settings:
+        return settings["trained_length"]
+    if settings.get("init_from") or settings.get("teacher") or not settings.get("corpora"):
+        return None
+    return max(row_length(corpus["splits"]["train"]) for corpus in settings["corpora"])
+
+
+def row_length(split: Mapping) -> int:
+    """Returns the length of the rows of a split of a corpus, from its counts in the manifest."""
+    return round(split["tokens"] / (split["rows"] * split["fill"]))
+
+
 def parameter_shapes(config, head: Mapping | None = None) -> dict:
     """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of other heads.
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax.checkpoints.parameters import modules_of
+from bert_jax.checkpoints.parameters import modules_of, trained_length
 from bert_jax.data.features import (
     NO_LABEL,
     LabelLayout,
@@ -123,6 +123,7 @@ class FinetuneSetup:
     rows_per_prediction: int
     steps_per_epoch: int
     teacher_layout: LabelLayout | None = None
+    trained_length: int | None = None
 
     @property
     def train_shape(self) -> RowShape:
@@ -159,6 +160,7 @@ class FinetuneSetup:
             "head": self.head_settings,
             "modules": self.modules,
             "num_steps": self.num_steps(trial),
+            "trained_length": self.trained_length,
             # Prevents resuming a run, or considering it finished, with other files or weights.
             "contents": self.contents,
         }
@@ -349,6 +351,7 @@ def setup_finetuning(
     else:
         contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
         contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}
+    trained = trained_length(settings)
     setup = FinetuneSetup(
         config=config,
         task=task,
@@ -362,7 +365,17 @@ def setup_finetuning(
         rows_per_microbatch=rows_per_microbatch,
         rows_per_prediction=rows_per_prediction,
         steps_per_epoch=steps_per_epoch(len(task.train), config.batch_size),
+        trained_length=trained,
     )
+    if trained and config.max_seq_length > trained:
+        logging.warning(
+            "--config.max_seq_length=%d, but %s was trained on at most %d tokens: fine-tuning "
+            "alone trains the positions after them. Expect better scores with max_seq_length=%d",
+            config.max_seq_length,
+            config.init_from,
+            trained,
+            trained,
+        )
     log_task(task, shape, setup.num_steps(config))
     setup.check(config)
     return setup

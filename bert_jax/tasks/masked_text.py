@@ -8,7 +8,6 @@ import numpy as np
 from scipy.special import softmax
 
 from bert_jax.data.features import ModelInput, make_sequence
-from bert_jax.model import forward
 from bert_jax.tokenization import Tokenizer
 
 
@@ -67,9 +66,11 @@ def fill_texts(
     tokenizer: Tokenizer,
     limit: int,
     token_logits: Callable[[dict, np.ndarray], jax.Array],
+    apply: Callable[..., list],
 ) -> list[list[Fill] | list[list[Fill]]]:
     """Returns the fills of each text, or for several masks of each mask, from `forward`'s logits.
 
+    `apply` is `forward.apply_by_length` for the positions of the model.
     Raises ValueError for a text without a mask, or of more than `limit` tokens.
     """
     mask, features = tokenizer.mask_token, []
@@ -95,4 +96,4 @@ def fill_texts(
         fills = best_fills(texts[index], probabilities, top_k, tokenizer)
         return fills[0] if len(fills) == 1 else fills
 
-    return forward.apply_by_length(masked_logits, features, 8, limit, max_sequences=1, finish=fill)
+    return apply(masked_logits, features, 8, max_sequences=1, finish=fill)

@@ -61,6 +61,9 @@ CHANGEABLE_ON_RESUME = (
     "model.scan_layers",
     "model.remat",
     "model.dtype",
+    # What follows from others: checkpoints of earlier versions lack it.
+    "languages",
+    "trained_length",
     # Written only to the checkpoint in `best`.
     "has_training_state",
     "score",

@@ -94,6 +94,41 @@ def test_unknown_base_model_is_to_be_filled_in(init_from, base_model, to_fill_in
     assert "/home/me" not in written
 
 
+def corpus_of(rows: int, length: int, fill: float) -> dict:
+    """What a checkpoint stores of a corpus: of its manifest the counts that the card needs."""
+    return {
+        "splits": {"train": {"rows": rows, "tokens": round(rows * length * fill), "fill": fill}}
+    }
+
+
+def test_card_lists_each_phase_and_the_scores_are_the_last_ones():
+    settings = {
+        "corpus": "/home/me/wiki128",
+        "num_steps": 900,
+        "batch_size": 256,
+        "long_phase": {"corpus": "/home/me/wiki512", "num_steps": 100, "batch_size": 64},
+        "corpora": [corpus_of(5000, 128, 0.9712), corpus_of(1300, 512, 0.4567)],
+        "trained_length": 512,
+    }
+    written = text(["mlm"], {"perplexity": 4.5}, **settings)
+    assert "- wiki128: 5,000 rows of 128 tokens, 900 steps of 256 rows\n" in written
+    assert "- wiki512: 1,300 rows of 512 tokens, 100 steps of 64 rows\n" in written
+    assert "- trained on inputs of at most: 512 tokens\n" in written
+    assert "num_steps: 900" not in written and "/home/me" not in written
+    (score,) = card(["mlm"], {"perplexity": 4.5}, **settings).eval_results
+    assert score.dataset_name == "wiki512"
+
+
+@pytest.mark.parametrize(
+    ("languages", "expected"),
+    [([], None), (["en"], None), ([None], None), (["de"], ["de"]), (["fr", "de"], ["de", "fr"])],
+)
+def test_language_is_that_of_the_corpora_unless_it_may_be_the_default(languages, expected):
+    written = text(["mlm"], languages=languages)
+    assert ModelCard(written).data.language == expected
+    assert ("# language: en" in written) == (expected is None)
+
+
 def test_front_matter_names_what_is_to_be_filled_in():
     front_matter = text().split("---")[1]
     assert "# license: " in front_matter and "# language: en" in front_matter
