@@ -74,7 +74,13 @@ def test_no_cycle_within_a_folder():
 
 ENCODED = re.compile(r"open|.*\.(open|read_text|write_text|TextIOWrapper)", re.DOTALL)
 # Functions of these names with an encoding of their own, or none.
-OTHERS = ("os.open", "tokenize.open", "tensorstore.open", "tables.read_text")
+OTHERS = (
+    "os.open",
+    "tensorstore.KvStore.open",
+    "tensorstore.open",
+    "tokenize.open",
+    "tables.read_text",
+)
 
 
 def calls_in_the_encoding_of_the_locale(code: str) -> list[str]:

@@ -170,7 +170,7 @@ def describe_error(error: Exception) -> str:
             name = getattr(value, "name", None) if hasattr(value, "fileno") else None
             if isinstance(name, str) and os.path.isabs(name):
                 files.append(f": {name}")
-        if frame.f_globals.get("__name__", "").startswith(("bert_jax", "bert_corpus", "__main__")):
+        if frame.f_globals.get("__name__", "").startswith(("bert_", "__main__")):
             functions.append(f" in {frame.f_code.co_name} of {frame.f_code.co_filename}")
     where = "".join(files[-1:] or functions[-1:])
     fixes = {
