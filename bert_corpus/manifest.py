@@ -18,6 +18,7 @@ BUILD_VERSION = 2
 # Without a warning:
 MAX_UNKNOWN = 0.01  # of the tokens
 MAX_TRUNCATED = 0.15  # of the tokens; about half a sentence of each pair is
+TRUNCATED_PER_ROW = 16  # tokens; rows may be short on purpose, as small_corpus.py has them first
 MIN_HELDOUT = 100  # documents
 MAX_ACCENTED = 0.001  # of the pieces, where accents are stripped
 MIN_SENTENCES = 5  # of the median document, if blank lines separate documents
@@ -130,7 +131,7 @@ def _advise(
         )
     num_tokens = train["text_tokens"] - train["dropped"].get("duplicate_tokens", 0)
     truncated = train["dropped"].get("truncated_tokens", 0) / (config.dupe_factor * num_tokens)
-    if truncated > MAX_TRUNCATED:
+    if truncated > max(MAX_TRUNCATED, TRUNCATED_PER_ROW / config.max_seq_length):
         warnings.append(
             f"{truncated:.1%} of the tokens are truncated, as pairs of sentences are cut to "
             f"{config.max_seq_length} tokens: a larger --max_seq_length truncates fewer, "

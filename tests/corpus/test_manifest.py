@@ -51,6 +51,7 @@ def manifest_of(
         ({"sentences": (2, 3), "num_files": 1}, r"documents; put blank lines only between doc"),
         ({"truncated": 1_600}, r"^16\.0% of the tokens are truncated, .* larger --max_seq_length"),
         ({"truncated": 4_800, "dupe_factor": 3}, r"^16\.0% of the tokens are truncated"),
+        ({"truncated": 2_600, "max_seq_length": 64}, r"^26\.0% of the tokens are .* to 64 tokens"),
         ({"heldout": 36}, r"^only 36 of 2,000 documents are .*=0\.05 holds out about 100$"),
         (
             {"heldout": 1, "heldout_fraction": 0.2},
@@ -72,6 +73,8 @@ def test_bad_corpus_is_a_warning(changes, message):
         {"sentences": (2, 3), "format": "jsonl"},
         {"sentences": (2, 3), "format": "file", "documents": "files"},
         {"truncated": 4_000, "dupe_factor": 3},
+        {"truncated": 6_000, "max_seq_length": 16},  # The rows of small_corpus.py.
+        {"truncated": 2_000, "max_seq_length": 64},
         {"sentences": (1, 1), "heldout": 100, "words_alone": 1_500},  # Such as DNA.
     ],
 )
