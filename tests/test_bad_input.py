@@ -621,7 +621,10 @@ BAD_FIELDS = [
     ({"decay_power": -1.0}, r"--config\.decay_power=-1\.0: expected at least 0"),
     ({"decay_from": "start"}, "unknown decay_from 'start': expected step_0 or warmup_end"),
     ({"long_phase__learning_rate": 0.0}, r"long_phase\.learning_rate=0\.0: expected more than 0"),
-    ({"long_phase__warmup_steps": 7}, r"long_phase\.warmup_steps=7: expected .* at most 0"),
+    (
+        {"long_phase__warmup_steps": 7},
+        r"warmup_steps=7: .* at most 0, which is long_phase\.num_steps",
+    ),
     ({"model__hidden_size": 100}, "hidden_size is 100: expected a multiple of 64.* num_heads"),
     ({"init_optimizer": True}, "needs .* with optimizer bert_adam, .* init_from='' is none: set"),
     (
@@ -640,7 +643,10 @@ BAD_FIELDS = [
     ({"masking__rate": 15.0}, r"--config\.masking\.rate=15\.0: expected .* at most 0\.999"),
     ({"learning_rate": -1.0}, r"--config\.learning_rate=-1\.0: expected more than 0"),
     ({"clip_norm": 0.0}, r"--config\.clip_norm=0\.0: expected more than 0"),
-    ({"warmup_steps": 1000}, r"--config\.warmup_steps=1000: expected .* at most 6"),
+    (
+        {"warmup_steps": 1000},
+        r"--config\.warmup_steps=1000: .* at most 6, which is num_steps",
+    ),
     (
         {"num_steps": 3, "long_phase__num_steps": 3, "warmup_steps": 4}
         | {"long_phase__learning_rate": 1e-4},  # The first phase has a schedule of its own.

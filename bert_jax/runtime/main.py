@@ -138,7 +138,19 @@ def check_devices() -> None:
 
 
 def print_result(result: dict, workdir: str) -> None:
-    """Prints the result of a run; the last lines name the predictions of a fine-tuned model."""
-    print(json.dumps(result, indent=2))
+    """Prints the result of a run, numbers with six digits; `result.json` has all.
+
+    The last lines name the predictions of a fine-tuned model.
+    """
+    print(json.dumps(_six_digits(result), indent=2))
     for file in result.get("predictions", ()):
         print(f"Predictions: {os.path.join(workdir, file)}")
+
+
+def _six_digits(value):
+    """Returns a JSON value with its numbers rounded to six significant digits."""
+    if isinstance(value, dict):
+        return {name: _six_digits(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_six_digits(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -36,11 +36,14 @@ AT_LEAST_1 = Bounds(1)
 POSITIVE = Bounds(0, excludes_minimum=True)
 
 
-def check_bounds(config: ConfigDict, bounds: Bounds, *names: str) -> None:
-    """Raises ValueError for a field of `names` outside of `bounds`, unless it is None."""
+def check_bounds(config: ConfigDict, bounds: Bounds, *names: str, limited_by: str = "") -> None:
+    """Raises ValueError for a field of `names` outside of `bounds`, unless it is None.
+
+    `limited_by` names the fields from which the maximum follows.
+    """
     flat = flatten_dict(config.to_dict(), sep=".")
     for name in names:
         value = flat[name]
         if value is not None and not bounds.contain(value):
-            expected = bounds.describe(value)
+            expected = bounds.describe(value) + f", which is {limited_by}" * bool(limited_by)
             raise ValueError(f"--config.{name}={value}: expected {expected}")

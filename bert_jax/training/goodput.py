@@ -11,6 +11,8 @@ from bert_jax.training.forecast import duration
 from bert_jax.training.metrics import MetricsWriter, throughput
 from bert_jax.training.workdir import write_json
 
+SHORT_RUN_SECONDS = 1800  # Starting and compiling take a few minutes at most.
+
 
 class StepTimer:
     """Measures throughput between reports, and the goodput of the run.
@@ -72,4 +74,6 @@ class StepTimer:
         """Logs the goodput up to now."""
         productive, wall = duration(self._productive), duration(time.time() - self._first_start)
         text = "Goodput %.1f%%: %s of training steps in the %s since the first start"
+        if time.time() - self._first_start < SHORT_RUN_SECONDS:
+            text += "; in so short a run, most of the rest is starting and compiling"
         logging.info(text, 100 * self.goodput(), productive, wall)

@@ -75,7 +75,7 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict:
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
                 raise NonFiniteLoss(
-                    f"the {name} of step {step} is {values[name]}; earlier checkpoints are intact. "
+                    f"the {name} of step {step} is {values[name]}; no checkpoint contains it. "
                     "Start in a new workdir with a lower learning rate or a longer warm-up",
                     step,
                 )

@@ -365,8 +365,14 @@ def check_numbers(config: ConfigDict) -> None:
     check_bounds(config, POSITIVE, "epsilon")
     check_bounds(config, Bounds(0, 1, excludes_maximum=True), "beta1", "beta2")
     check_bounds(config, Bounds(0.001, 0.999), "masking.rate")
-    check_bounds(config, Bounds(0, config.num_steps if has_own_warmup else total), "warmup_steps")
-    check_bounds(config, Bounds(0, long_phase.num_steps), "long_phase.warmup_steps")
+    if not total:
+        raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
+    maximum, limited_by = total, "num_steps + long_phase.num_steps"
+    if has_own_warmup or not long_phase.num_steps:
+        maximum, limited_by = config.num_steps, "num_steps"
+    check_bounds(config, Bounds(0, maximum), "warmup_steps", limited_by=limited_by)
+    maximum, limited_by = long_phase.num_steps, "long_phase.num_steps"
+    check_bounds(config, Bounds(0, maximum), "long_phase.warmup_steps", limited_by=limited_by)
     # The first two steps are not profiled.
     check_bounds(config, Bounds(0, max(total - 2, 0)), "profile_steps")
     check_bounds(config, AT_LEAST_1, "distillation.temperature")
@@ -374,5 +380,3 @@ def check_numbers(config: ConfigDict) -> None:
         check_bounds(config, AT_LEAST_0, f"distillation.weights.{name}")
     if "generator" in config:
         check_bounds(config, AT_LEAST_0, "generator.discriminator_weight")
-    if not total:
-        raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")

@@ -172,18 +172,21 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
         saved = load_settings(path) if checkpoints else json.loads(path.read_text(encoding="utf-8"))
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before it") from error
-    advice = how_to_train_further(workdir, settings)
     saved = flatten_dict(saved, sep=".")
+    advice = "docs/pretraining.md, Stop and resume, lists the fields that may change"
+    lengths = ("num_epochs", "long_phase.num_steps")
+    lengths += ("num_steps",) * ("num_epochs" not in settings)  # Otherwise the files decide.
+    if any(saved.get(name) != settings.get(name) for name in lengths):
+        advice = f"{how_to_train_further(workdir, settings)}{advice}"
     check_equal_settings(saved, settings, path, CHANGEABLE_ON_RESUME, advice)
 
 
 def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
     """Returns what to do instead of extending the run in `workdir`, which has flat `settings`."""
     reason = "A run cannot be extended, because its learning rates depend on num_steps"
-    fields = "docs/pretraining.md, Stop and resume, lists the fields that may change"
     if "init_optimizer" not in settings:  # Of fine-tuning.
         further = f"start another one, in another --workdir, with --config.init_from={workdir}"
-        return f"{reason}. To train it further, {further}. {fields}"
+        return f"{reason}. To train it further, {further}. "
     # With the same seed it would begin with the batches that this run began with.
     return (
         f"{reason}. To train it further for N steps, M of them warm-up, start another one from its "
@@ -191,7 +194,7 @@ def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
         f"  python -m bert_jax.pretrain --config=FILE --workdir=DIR "
         f"--config.corpus={settings['corpus']} --config.init_from={workdir} "
         f"--config.init_optimizer --config.seed={settings['seed'] + 1} --config.num_steps=N "
-        f"--config.warmup_steps=M --config.long_phase.num_steps=0\n{fields}"
+        f"--config.warmup_steps=M --config.long_phase.num_steps=0\n"
     )
 
 
@@ -203,7 +206,7 @@ def check_equal_settings(
     `advice` says what can be done instead.
     """
     differences = "\n".join(
-        f"  {name}: {saved.get(name)!r} in {path}, {settings.get(name)!r} now"
+        f"  {name}: {_describe_difference(name, saved, settings, path)}"
         for name in sorted(saved.keys() | settings.keys())
         if saved.get(name) != settings.get(name) and not name.startswith(changeable)
         # Of a version without this field, which is not set now either.
@@ -214,6 +217,25 @@ def check_equal_settings(
             f"the workdir belongs to a run with other settings:\n{differences}\n"
             f"Use the same settings to resume it, or another --workdir to start a new run. {advice}"
         )
+
+
+def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.Path) -> str:
+    """Returns how a flat setting differs from that in `path`: of contents, whose they are."""
+    then, now = saved.get(name), settings.get(name)
+    if name == "corpora" and then and now:
+        paths = " or ".join(filter(None, map(settings.get, ("corpus", "long_phase.corpus"))))
+        sizes = [
+            " and ".join(f"{corpus['splits']['train']['rows']:,}" for corpus in corpora)
+            for corpora in (then, now)
+        ]
+        changed = "is another corpus, or was built again"
+        return f"{paths} {changed}: {sizes[0]} rows for training in {path}, {sizes[1]} now"
+    part, _, field = name.partition(".")
+    if part == "contents" and then and now:
+        flags = [each for each in (f"data.{field}", field) if settings.get(each)]
+        source = f"--config.{flags[0]}={settings[flags[0]]}" if flags else field
+        return f"{source} has other contents: their hash is {then} in {path}, {now} now"
+    return f"{then!r} in {path}, {now!r} now"
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:

@@ -1,5 +1,7 @@
 """Mistakes on the command line of a main are errors of one line, before it claims its workdir."""
 
+import json
+
 import jax
 import pytest
 
@@ -57,3 +59,36 @@ def test_platform_without_devices_is_a_clear_error(monkeypatch, error):
     expected = r"no device for JAX_PLATFORMS=cuda: for GPUs pip install 'jax\[cuda12\]', on a"
     with pytest.raises(ValueError, match=expected):
         main.check_devices()
+
+
+def test_printed_result_has_six_digits(capsys):
+    result = {"dev": {"f1": 0.9123456789012345, "count": 12345678}, "seeds": [1.0, 2.0 / 3]}
+    main.print_result(result | {"predictions": ["dev.tsv"]}, "run")
+    printed, _, last = capsys.readouterr().out.rpartition("Predictions: ")
+    assert last.strip() == "run/dev.tsv"
+    expected = {"dev": {"f1": 0.912346, "count": 12345678}, "seeds": [1.0, 0.666667]}
+    assert json.loads(printed) == expected | {"predictions": ["dev.tsv"]}
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([], "was running: no step was saved. Run"),
+        (["checkpoints/20/x", "checkpoints/100/x"], "was running: step 100 is saved. Run"),
+        (
+            ["programs/1/checkpoints/7/x", "trials/a/result.json", "trials/b/result.json"],
+            "was running: step 7 is saved and 2 finished trials are kept. Run",
+        ),
+    ],
+)
+def test_run_that_is_stopped_outside_a_step_says_what_is_saved(
+    paths, message, tmp_path, monkeypatch
+):
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    exits = []
+    monkeypatch.setattr(main, "exit_now", lambda *arguments: exits.append(arguments))
+    main._stop_outside_a_step(str(tmp_path), 75, 15, None)
+    ((text, code),) = exits
+    assert message in text and code == 75

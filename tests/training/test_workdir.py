@@ -1,5 +1,6 @@
 """A workdir belongs to one run at a time, whatever ends that run."""
 
+import json
 import os
 import socket
 import subprocess
@@ -30,6 +31,42 @@ def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
     pretraining = {"num_steps": 20, "init_optimizer": False, "corpus": "corpus/128", "seed": 3}
     with pytest.raises(ValueError, match=r"corpus=corpus/128 .*--config\.seed=4 "):
         check_settings(tmp_path, pretraining)
+
+
+def corpora(rows: int) -> list:
+    return [{"splits": {"train": {"rows": rows}}}]
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "message"),
+    [
+        (
+            {"contents": {"dev": "ab12"}, "data": {"dev": "old.csv"}, "num_steps": 3},
+            {"contents.dev": "cd34", "data.dev": "new.csv", "num_steps": 4, "num_epochs": 3},
+            r"contents\.dev: --config\.data\.dev=new\.csv has other contents: .*ab12 .* cd34 now",
+        ),
+        (
+            {"contents": {"init_from": "ab12"}},
+            {"contents.init_from": "cd34", "init_from": "runs/base"},
+            r"contents\.init_from: --config\.init_from=runs/base has other contents: ",
+        ),
+        (
+            {"corpora": corpora(1000)},
+            {"corpora": corpora(2000), "corpus": "wiki"},
+            r"corpora: wiki is another corpus, or was built again: 1,000 rows .*, 2,000 now",
+        ),
+        ({"seed": 1}, {"seed": 2}, r"seed: 1 in .*, 2 now"),
+    ],
+)
+def test_run_with_other_data_is_told_which_and_not_that_it_cannot_be_extended(
+    saved, now, message, tmp_path
+):
+    (tmp_path / "result.json").write_text('{"diverged": 3}')
+    (tmp_path / "config.json").write_text(json.dumps({"num_epochs": 3, **saved}))
+    with pytest.raises(ValueError, match=message) as raised:
+        check_settings(tmp_path, {"num_epochs": 3, **now})
+    assert "cannot be extended" not in str(raised.value)
+    assert "lists the fields that may change" in str(raised.value)
 
 
 def test_a_field_that_an_old_run_lacks_must_not_be_set(tmp_path):
