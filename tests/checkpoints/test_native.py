@@ -15,6 +15,7 @@ import pytest
 
 import bert_jax
 from bert_jax import pretrain
+from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, modules_of, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
@@ -237,14 +238,21 @@ print(growth * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """
 
 
-def test_loading_takes_little_more_memory_than_the_parameters(workdir, tmp_path):
+@pytest.mark.parametrize(
+    ("writer", "sizes"),
+    [
+        (write_checkpoint, BertConfig(30_592, 384, 2, 6, 1536)),
+        # Reads the largest tensor as a whole.
+        (save_huggingface, BertConfig(2_048, 384, 8, 6, 1536)),
+    ],
+)
+def test_loading_takes_little_more_memory_than_the_parameters(writer, sizes, workdir, tmp_path):
     """Loads 60 MB in a new process, after a small checkpoint so that imports do not count."""
     tokenizer = read_model(workdir).tokenizer
-    config = BertConfig(30_592, 384, 2, 6, 1536)
-    shapes = flax.traverse_util.unflatten_dict(parameter_shapes(config), sep="/")
+    shapes = flax.traverse_util.unflatten_dict(parameter_shapes(sizes), sep="/")
     rng = np.random.default_rng(0)  # Constant values would compress too well.
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, leaf.dtype), shapes)
-    write_checkpoint(tmp_path / "large", params, model_settings(config, params), tokenizer)
+    writer(tmp_path / "large", params, model_settings(sizes, params), tokenizer)
     command = [sys.executable, "-c", MEASURE, workdir, tmp_path / "large"]
     environment = os.environ | {"XLA_FLAGS": ""}
 
