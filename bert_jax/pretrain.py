@@ -23,7 +23,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.buckets import as_path
-from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
+from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, load_settings
 from bert_jax.checkpoints.parameters import (
     LoadedModel,
     log_report,
@@ -119,7 +119,10 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         logging.info("Resuming from step %d in %s", first_step, workdir)
         watchdog.beat(f"restoring step {first_step}")
         state = checkpointer.restore(first_step, setup.abstract_state)
+        # Of the steps since the last report: the next one is that of an uninterrupted run.
+        unreported = read_unreported(checkpointer.directory / str(first_step))
     else:
+        unreported = []
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, source, checkpointer)
     frozen = place_frozen(setup, phases[0], teacher)
@@ -150,7 +153,6 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             num_microbatches=setup.num_microbatches(phase),
             overlap_collectives=config.overlap_collectives,
         )
-        checkpointer.settings = settings | {"trained_length": length}
         rows, row_flops = phase.train, setup.flops_per_row(phase)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
@@ -158,7 +160,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         )
         progress.clear()
         logging.info("Compiling the training step ...")
-        unreported, waits = [], []
+        waits = []
         for step, batch in enumerate(metrics.timed(batches, waits), start + 1):
             compiles = step == start + 1
             watchdog.beat(f"running step {step}", limited=not compiles)
@@ -202,6 +204,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             if should_save:
                 watchdog.beat(f"saving step {step}", limited=False)
                 writer.sync()
+                waiting = jax.tree.map(float, jax.device_get(unreported))
+                saved = {"trained_length": length, "unreported": waiting}
+                checkpointer.settings = settings | saved
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()
@@ -293,6 +298,19 @@ def run_settings(
             name: parameters_hash(model.params) for name, model in weights.items() if model
         },
     }
+
+
+def read_unreported(checkpoint: pathlib.Path) -> list[dict]:
+    """Returns the metrics of the steps up to a checkpoint that no report has included."""
+    saved = load_settings(checkpoint).get("unreported", [])
+
+    def as_tuple(value):
+        return tuple(value) if isinstance(value, list) else value
+
+    return [
+        jax.tree.map(as_tuple, step, is_leaf=lambda value: isinstance(value, list))
+        for step in saved
+    ]
 
 
 def trained_lengths(phases: list[Phase], source: LoadedModel | None) -> list[int | None]:

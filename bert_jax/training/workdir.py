@@ -64,6 +64,7 @@ CHANGEABLE_ON_RESUME = (
     # What follows from others: checkpoints of earlier versions lack it.
     "languages",
     "trained_length",
+    "unreported",
     # Written only to the checkpoint in `best`.
     "has_training_state",
     "score",
