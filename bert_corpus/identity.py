@@ -15,7 +15,7 @@ import unicodedata
 from bert_jax.tokenizers.characters import BLANK, category_class
 
 # Of a text: enough to tell documents apart, and less than what is read of a long one at once.
-MAX_HASHED_BYTES = 1 << 14
+MAX_HASHED_BYTES = 1 << 12
 INVISIBLE = re.compile(rf"[{BLANK}{category_class('Mn', 'Me')}]")
 INVISIBLE_ASCII = bytes([*range(33), 127])
 LOWER_CASE = bytes(range(256)).lower()  # of ASCII

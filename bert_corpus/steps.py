@@ -211,7 +211,6 @@ def tokenize_unit(
     `heldout_limit` comes from `find_heldout_limit`.
     """
     itemsize = array(encoder.typecode).itemsize
-    unknown = array(encoder.typecode, [encoder.tokenizer.unk_id]).tobytes()
     document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
     documents = (read_documents(unit, report.skipped) for unit in units)
     for document, later_words in count_later_words(chain.from_iterable(documents), config):
@@ -241,9 +240,8 @@ def tokenize_unit(
             texts = [*texts[:first], *(space + text for text in texts[first:])]
         sentences = [ids for ids in encoder.encode(texts) if ids]
         content = b"".join(sentences)
-        # Other unknown words make other documents, though not to the model. (These bytes may also
-        # be halves of two ids, but copies have the same.)
-        if unknown in content:
+        # Other unknown words make other documents, though not to the model.
+        if np.any(np.frombuffer(content, encoder.typecode) == encoder.tokenizer.unk_id):
             content += visible_text(_shown_text(document, texts))
         digest = hashlib.blake2b(digest + content, digest_size=16).digest()
         count["sentences"] += len(sentences)

@@ -60,7 +60,7 @@ def test_a_long_text_has_the_hash_of_its_beginning_whatever_its_white_space():
     assert len(words) > 4 * MAX_HASHED_BYTES
     spaced = words.replace(" ", " \r\n" * 40)
     assert text_hash(words, 0) == text_hash(spaced, 0) == text_hash(words + " more", 0)
-    assert text_hash(words, 0) != text_hash(words.replace("word900 ", "word901 "), 0)
+    assert text_hash(words, 0) != text_hash(words.replace("word90 ", "word91 "), 0)
 
 
 @pytest.fixture(scope="module")
