@@ -1,0 +1,154 @@
+"""Each key of `config.json`, changed: outputs as transformers, or an error that names it."""
+
+import re
+
+import numpy as np
+import pytest
+
+import bert_jax
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 40,
+}
+DISTILBERT_SIZES = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40}
+CASES = [
+    ("Bert", "ForMaskedLM"),
+    ("DistilBert", "ForSequenceClassification"),
+    ("Electra", "ForMultipleChoice"),
+]
+ACTIVATIONS = [
+    "relu",
+    "gelu_new",
+    "gelu_pytorch_tanh",
+    "silu",
+    "gelu_fast",
+    "quick_gelu",
+    "gelu_10",
+]
+# Key -> values; of other keys a value of the same type.
+VALUES = {
+    "hidden_act": ACTIVATIONS,
+    "activation": ACTIVATIONS,
+    "layer_norm_eps": [1e-2],
+    "pad_token_id": [2, 3],
+    "hidden_size": [36],
+    "dim": [36],
+    "num_attention_heads": [4],
+    "n_heads": [4],
+    "embedding_size": [8, 24],
+    "inner_group_num": [2],
+    "num_hidden_groups": [2],
+    "problem_type": ["multi_label_classification", "single_label_classification"],
+    "summary_type": ["last", "mean", "cls_index"],
+    "summary_activation": ["tanh", None],
+    "type_vocab_size": [1, 3],
+    "classifier_dropout": [0.3],
+    "id2label": [{0: "a", 1: "b", 2: "c"}],
+}
+# What transformers computes in another dtype, we compute in float32; the rest is not arithmetic.
+NOT_TESTED = {"architectures", "dtype", "model_type", "transformers_version", "label2id"}
+NOT_TESTED |= {"_name_or_path", "is_encoder_decoder"}
+NOT_TESTED |= {"output_attentions", "output_hidden_states", "return_dict"}
+
+
+def values_of(key: str, value) -> list:
+    if key in VALUES:
+        return VALUES[key]
+    if isinstance(value, bool):
+        return [not value]
+    return [value + 1] if isinstance(value, int) else [value / 2] if value else []
+
+
+def write_model(directory, family: str, head: str, **changes):
+    """Writes and returns a random model of transformers and a vocabulary; None if it refuses."""
+    torch.manual_seed(1)
+    sizes = DISTILBERT_SIZES if family == "DistilBert" else SIZES
+    sizes = sizes | ({"embedding_size": 24} if family in ("Albert", "Electra") else {})
+    try:
+        config = getattr(transformers, f"{family}Config")(**sizes | changes)
+        model = getattr(transformers, f"{family}{head}")(config).eval()
+    except Exception:  # transformers has no such model.
+        return None
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape))
+    model.save_pretrained(directory)
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if "pad_token_id" not in changes and config.pad_token_id == 1:
+        names = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    pieces = [*names, *(f"w{index}" for index in range(56))]
+    (directory / "vocab.txt").write_text("\n".join(pieces))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    return model
+
+
+def assert_equal_outputs(theirs, ours) -> None:
+    text = "w1 w2 w30 w4"
+    tokens = torch.tensor(ours.batch([text])["tokens"])
+    with torch.no_grad():
+        states = theirs.base_model(tokens).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(ours.hidden_states(text, layers=-1)[:, 0], states, atol=1e-5)
+        head = type(theirs).__name__
+        if head.endswith("ForMaskedLM") and not ours.config.causal:
+            masked = torch.tensor(ours.batch(["w1 w2"])["tokens"])
+            masked[0, 2] = ours.tokenizer.mask_id
+            expected = torch.softmax(theirs(masked).logits[0, 2], -1).numpy()
+            for fill in ours.fill_mask("w1 [MASK]", top_k=61):
+                index = ours.tokenizer.token_to_id(fill.token)
+                assert abs(fill.probability - expected[index]) < 1e-5
+        if head.endswith("ForMultipleChoice"):
+            scores = [each.score for each in ours.rank("w1", ["w2"])]
+            pair = ours.batch([("w1", "w2")])
+            inputs = {"input_ids": torch.tensor(pair["tokens"])[None]}
+            if ours.config.type_vocab_size:
+                inputs["token_type_ids"] = torch.tensor(pair["segment_ids"])[None]
+            expected = theirs(**inputs).logits[0].numpy()
+            np.testing.assert_allclose(scores, expected, atol=1e-5)
+        if head.endswith("ForSequenceClassification"):
+            logits = theirs(tokens).logits[0]
+            is_multi = theirs.config.problem_type == "multi_label_classification"
+            expected = (torch.sigmoid(logits) if is_multi else torch.softmax(logits, -1)).numpy()
+            found = {
+                each.label: each.probability for each in ours.classify(text, top_k=len(expected))
+            }
+            names = [theirs.config.id2label[index] for index in range(len(expected))]
+            np.testing.assert_allclose([found[name] for name in names], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_every_key_is_honored_or_refused_by_name(family, head, tmp_path):
+    defaults = getattr(transformers, f"{family}Config")().to_dict()
+    refused, failed, count = set(), [], 0
+    for key in sorted(defaults.keys() - NOT_TESTED):
+        for number, value in enumerate(values_of(key, defaults[key])):
+            directory = tmp_path / f"{key}_{number}"
+            theirs = write_model(directory, family, head, **{key: value})
+            if theirs is None:
+                continue
+            count += 1
+            try:
+                ours = bert_jax.load(directory)
+            except ValueError as error:
+                # A tensor of another shape is named where two keys contradict each other.
+                if not re.search(key, str(error)):
+                    failed.append(f"{key}={value!r} is refused without its name: {error}")
+                refused.add(key)
+                continue
+            try:
+                assert_equal_outputs(theirs, ours)
+            except ValueError as error:
+                if not re.search(key, str(error)):
+                    failed.append(f"{key}={value!r}: {error}")
+            except AssertionError as error:
+                failed.append(f"{key}={value!r}: {str(error)[:300]}")
+    assert not failed, "\n".join(failed)
+    assert count > 10 and len(refused) <= 7, refused
