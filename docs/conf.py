@@ -13,7 +13,7 @@ project = "bert_jax"
 author = "the authors of bert_jax"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "experiments/reports/*.md"]
+include_patterns = ["docs/*.md", "docs/log/*.md", "CONTRIBUTING.md", "experiments/reports/*.md"]
 exclude_patterns = [".venv*", "runs", ".git"]
 html_theme = "furo"
 html_title = "bert_jax"
@@ -33,7 +33,7 @@ def adapt_source(app, docname: str, source: list[str]) -> None:
     """Begins the first page with the README, and links to a page instead of to a folder."""
     if docname == root_doc:
         readme = (ROOT / "README.md").read_text()
-        source[0] = readme.replace("](docs/", "](/docs/") + source[0]
+        source[0] = re.sub(r"\]\((?=docs/|CONTRIBUTING)", "](/", readme) + source[0]
     source[0] = re.sub(r"\]\((\.\./)?experiments/reports/?\)", "](/docs/reports.md)", source[0])
 
 
