@@ -168,7 +168,18 @@ def test_a_changed_bit_of_the_values_is_named_with_its_file(checkpoints, tmp_pat
     largest.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{largest} is damaged: its CRC-32 is "):
         bert_jax.load(copied)
-    assert bert_jax.load(copied, verify_checksums=False).params  # What it was without checksums.
+
+
+def test_loading_without_verification_ignores_the_checksums(checkpoints, state, tmp_path):
+    copied = tmp_path / "7"
+    shutil.copytree(checkpoints["pre-training"], copied)
+    checksums = json.loads((copied / CHECKSUMS).read_text())
+    checksums["crc32"]["params/_METADATA"] = "00000000"
+    (copied / CHECKSUMS).write_text(json.dumps(checksums))
+    with pytest.raises(CheckpointError, match="its CRC-32 is "):
+        bert_jax.load(copied)
+    loaded = bert_jax.load(copied, verify_checksums=False)
+    assert_equal(loaded.params, state[0].params)
 
 
 def test_a_checkpoint_without_checksums_is_read_as_before(checkpoints, state, tmp_path, capsys):
@@ -220,11 +231,11 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(value, state, tmp_path, 
     training, settings, tokenizer = state
     params = jax.tree.map(np.array, training.params)
     params["encoder"]["embeddings"]["token_embedding"]["embedding"][3, 1] = value
-    params["encoder"]["embeddings"]["token_embedding"]["embedding"][4] = (
-        3e30  # Its square overflows.
-    )
+    params["encoder"]["embeddings"]["token_embedding"]["embedding"][4] = 3e17
     write_checkpoint(tmp_path / "7", params, settings, tokenizer)
-    named = r"encoder/embeddings/token_embedding/embedding has 1 value that is NaN or infinite"
+    named = (
+        r"encoder/embeddings/token_embedding/embedding has 1 value that is NaN, infinite or above"
+    )
     with pytest.raises(CheckpointError, match=named):
         bert_jax.load(tmp_path / "7")
     with caplog.at_level(logging.WARNING):
@@ -233,11 +244,17 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(value, state, tmp_path, 
     assert_equal(loaded.params, params)
 
 
-def test_weights_whose_squares_overflow_are_finite(state, tmp_path):
+@pytest.mark.parametrize(("value", "is_refused"), [(9e17, False), (-2e18, True), (3e38, True)])
+def test_weights_that_no_model_has_are_refused_as_damage(value, is_refused, state, tmp_path):
     training, settings, tokenizer = state
-    params = jax.tree.map(lambda leaf: np.full_like(leaf, -3e38), training.params)
+    params = jax.tree.map(lambda leaf: np.full_like(leaf, value), training.params)
     write_checkpoint(tmp_path / "7", params, settings, tokenizer)
-    assert_equal(bert_jax.load(tmp_path / "7").params, params)
+    (tmp_path / "7" / CHECKSUMS).unlink()
+    if is_refused:
+        with pytest.raises(CheckpointError, match="NaN, infinite or above"):
+            bert_jax.load(tmp_path / "7")
+    else:
+        assert_equal(bert_jax.load(tmp_path / "7").params, params)
 
 
 def test_what_cannot_be_read_back_is_not_complete(state, tmp_path, monkeypatch):
