@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.buckets import is_bucket
 from bert_jax.checkpoints.checksums import check_files, read_checksums
 from bert_jax.checkpoints.native import load_checkpoint, read_arrays, reading
-from bert_jax.checkpoints.read import abstract_params
+from bert_jax.checkpoints.read import MAX_WEIGHT, abstract_params, count_non_finite
 from bert_jax.errors import CheckpointError
 
 
@@ -45,8 +45,9 @@ def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
         if leaf.ndim and leaf.shape not in shapes:  # Moments have the shapes of parameters.
             problem = f"no parameter has the shape of {name}, {list(leaf.shape)}"
             raise CheckpointError(f"{directory}: training/ belongs to other parameters: {problem}")
-        if not np.isfinite(leaf).all():
-            raise CheckpointError(f"{directory}: {name} holds values that are not finite")
+        if count_non_finite(np.asarray(leaf)):
+            problem = f"{name} holds values that are not finite, or above {MAX_WEIGHT:g}"
+            raise CheckpointError(f"{directory}: {problem}")
         sizes[path[0].key] += leaf.nbytes
     return sizes
 
