@@ -17,7 +17,7 @@ take the compiler many minutes per chip. `--peers=keras_hub` needs no transforme
     .venv-keras/bin/python benchmarks/tpu_cycles.py --peers=keras_hub --chips=v4 --size=tiny \
         --rows=4 --length=128
 
-docs/tpu.md has the figures, "Compared with other libraries".
+docs/log/2026-11-tpu-peers.md has the figures.
 
 On one device a step also updates all parameters, 0.5 million cycles per row on v4. The peers are
 compiled as their users compile them, with the compiler's defaults; our step has the options of

@@ -5,7 +5,8 @@ make .venv-parity/installed .venv-keras/installed
 
 Dropout 0.1, gradients clipped, AdamW. Our step also unpacks and masks the rows; the others get
 masked rows. transformers is BertForPreTraining with torch's AdamW, eager, which computes the logits
-of all positions: its matrix products have 4.6 times our FLOPs for tiny, and 2.7 times for mini.
+of all positions: its matrix products have 4.6 times our FLOPs for tiny, and 2.7 times for mini. A
+ratio at equal FLOPs, which is printed beside each ratio of times, is that of the rates in FLOP/s.
 KerasHub is BertMaskedLM, without next-sentence prediction, with Keras's AdamW in one jitted step
 that donates its state (benchmarks/keras_side.py). Its last layer finishes all positions, ours only
 those that are predicted: 1.12 times our FLOPs for mini. Each measurement runs in its own process on
@@ -15,10 +16,10 @@ KerasHub alone, and also runs in `.venv-keras`.
 On a CPU: 32 rows of 128 tokens in float32. With huge pages, the aims are a ratio to transformers
 of at least 7 for tiny and 8 for mini, a ratio to KerasHub of at least 1.5, and for mini at least
 60 % of the rate of the step's matrix products, which are timed alone in the process of our step,
-after it (benchmarks/products.py), as is one large product. docs/results.md says which aims are met
-and why the rest are not. There are two tables: all sides with glibc asking for huge
-pages, and none. Our mains ask for them (bert_jax/runtime/command_line.py), scripts of the others do
-not. benchmarks/step_profile.py shows where the time goes.
+after it (benchmarks/products.py), as is one large product. docs/results.md says which aims are met,
+docs/log/2026-11-cpu-step.md why the rest are not. There are two tables: all sides with glibc asking
+for huge pages, and none. Our mains ask for them (bert_jax/runtime/command_line.py), scripts of the
+others do not. benchmarks/step_profile.py shows where the time goes.
 
 On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environments:
 
@@ -43,6 +44,7 @@ import numpy as np
 from absl import app, flags, logging
 from sides import define_peers, python_of
 
+from bert_jax.model import bert
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masked_lm import flops_per_row
 from bert_jax.runtime.command_line import TUNABLE
@@ -95,12 +97,20 @@ class Workload(NamedTuple):
     def config(self) -> BertConfig:
         return BertConfig.named(self.size)
 
-    def flops(self) -> float:
-        """Returns the FLOPs of the matrix products of a step."""
-        row_flops = flops_per_row(
-            self.config(), self.length, self.num_predictions, 1, next_sentence=True
+    def flops(self, side: str = "bert_jax") -> float:
+        """Returns the FLOPs of the matrix products of a side's step."""
+        config, length, targets = self.config(), self.length, self.num_predictions
+        if side == "bert_jax":
+            return self.batch * flops_per_row(config, length, targets, 1, next_sentence=True)
+        # The peers finish the last layer at all positions, where transformers also predicts.
+        forward = bert.flops_per_row(
+            config,
+            length,
+            num_outputs=length,
+            num_targets=length if side == "transformers" else targets,
+            num_pairs=int(side == "transformers"),
         )
-        return self.batch * row_flops
+        return 3 * self.batch * forward
 
 
 class Measurement(NamedTuple):
@@ -270,7 +280,10 @@ def compare(workload: str, huge_pages: bool) -> None:
     for side, step in medians.items():
         line = f"{workload:14} {side:12} {1e3 * step:6.0f} ms"
         line += f" {parsed.batch * parsed.length / step:11,.0f} tokens/s"
-        line += f"   ratio {step / medians['bert_jax']:.2f}"
+        ratio, flops = step / medians["bert_jax"], parsed.flops(side) / parsed.flops()
+        line += f"   ratio {ratio:.2f}"
+        if side != "bert_jax":
+            line += f", at equal FLOPs {ratio / flops:.2f} (it computes {flops:.2f} times ours)"
         if DEVICE.value == "gpu":
             peak = PEAK_FLOPS.get(device_kind())
             line += f"   MFU {parsed.flops() / step / peak:.0%}" if peak else "   MFU unknown"

@@ -1,8 +1,9 @@
 """Operations with a faster form on a CPU, chosen when a program is lowered.
 
-Both forms have the same finite values, up to the order of sums. docs/results.md says what each
-saves. Lowering chooses, not model/execution.py: a setting would have to pass through every layer
-and loss, and a program that is lowered for several platforms would have the same form on all.
+Both forms have the same finite values, up to the order of sums. docs/log/2026-11-cpu-step.md says
+what each saves. Lowering chooses, not model/execution.py: a setting would have to pass through
+every layer and loss, and a program that is lowered for several platforms would have the same form
+on all.
 """
 
 import functools
