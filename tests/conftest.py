@@ -43,7 +43,9 @@ from bert_jax.sharding import mesh
 from bert_jax.training import pretrain_setup
 from tests import helpers
 
-pytest.register_assert_rewrite("tests.predictions")  # So that failures show the values.
+pytest.register_assert_rewrite(
+    "tests.predictions", "tests.suites"
+)  # So that failures show the values.
 
 # Tracing creates many objects and little garbage: collect it less often.
 gc.freeze()

@@ -7,7 +7,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
@@ -17,117 +16,41 @@ from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.pretrain import bert_base
-from bert_jax.data.masking import Masking
-from bert_jax.data.packing import row_dtype
-from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.objectives.distillation import Distillation, DistillationModel
 from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel, example_batch
-from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.sharding.rules import infer_shardings
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
-from bert_jax.training.state import TrainState
 from bert_jax.training.teacher import read_teacher
+from tests import suites
 from tests.helpers import assert_trees_equal, saved_params, small_config, write_vocabulary
 
-VOCAB, LENGTH = 150, 64
 LOSSES = ("soft", "mlm", "cosine", "attention", "hidden", "embeddings")
 WEIGHTS = dict(zip(LOSSES, (5.0, 2.0, 1.0, 0.5, 0.25, 0.125), strict=True))
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "num_heads": 4,
-    "max_position_embeddings": LENGTH,
-    "initializer_range": 0.3,
-    "dropout_rate": 0.0,
-}
-TEACHER = BertConfig(num_layers=4, intermediate_size=32, **SIZES)
-STUDENT = BertConfig(num_layers=2, intermediate_size=24, type_vocab_size=0, **SIZES)
+TEACHER = suites.make_config(num_layers=4)
+STUDENT = suites.make_config(intermediate_size=48, type_vocab_size=0)
 
 
 def make_objective(weights=WEIGHTS, teacher=TEACHER, **fields) -> Distillation:
-    masking = Masking(
-        special_ids=(0, 1, 2, 3, 4),
-        mask_id=4,
-        vocab_size=VOCAB,
-        word_start=np.ones(VOCAB, bool),
-        max_predictions=4,
-    )
-    weights = dict.fromkeys(LOSSES, 0.0) | weights
-    objective = Distillation(MaskedLm(masking, next_sentence=False), weights, **fields)
+    masked_lm = MaskedLm(suites.make_masking(), next_sentence=False)
+    objective = Distillation(masked_lm, dict.fromkeys(LOSSES, 0.0) | weights, **fields)
     settings = {"architecture": {"name": "bert"} | vars(teacher), "modules": ["encoder", "mlm"]}
     return objective.with_teacher(settings)
 
 
 @functools.cache
-def random_params(model) -> dict:
-    """Returns random parameters, biases included."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), example_batch())["params"]
-    rng = np.random.default_rng(len(jax.tree.leaves(shapes)))
-    return jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+def teacher_params(config=TEACHER) -> dict:
+    model = PretrainingModel(config, next_sentence=False)
+    return suites.random_params(model, example_batch())
 
 
-@functools.cache
-def teacher_params() -> dict:
-    return random_params(PretrainingModel(TEACHER, next_sentence=False))
-
-
-def frozen_params(objective) -> dict:
-    return objective.frozen_params(teacher_params())
-
-
-def make_batch(rows: list[list[int]]) -> dict:
-    """Returns a masked batch whose rows hold sequences, given by their seeds."""
-    names = "tokens", "segment_ids", "position_ids", "sequence_ids"
-    batch = {name: np.zeros((len(rows), LENGTH), np.int32) for name in names}
-    batch |= {name: np.zeros((len(rows), 4), np.int32) for name in ("targets", "target_positions")}
-    batch["target_weights"] = np.zeros((len(rows), 4), np.float32)
-    for row, seeds in enumerate(rows):
-        start = 0
-        for number, seed in enumerate(seeds):
-            rng, length = np.random.default_rng(seed), 6 + seed
-            places, targets = slice(start, start + length), slice(2 * number, 2 * number + 2)
-            batch["tokens"][row, places] = rng.integers(4, VOCAB, length)
-            batch["segment_ids"][row, places] = np.arange(length) > 3
-            batch["position_ids"][row, places] = np.arange(length)
-            batch["sequence_ids"][row, places] = number + 1
-            batch["target_positions"][row, targets] = start + np.array([2, 5])
-            batch["targets"][row, targets] = rng.integers(4, VOCAB, 2)
-            batch["target_weights"][row, targets] = 1
-            start += length
-    return batch
-
-
-PACKED = [[1, 4], [2]]
-UNPACKED = [[1], [4], [2]]
-
-
-@functools.cache
-def jitted_sums(objective, model):
-    return jax.jit(lambda params, batch: objective.sums(model, params, batch))
-
-
-def make_student(objective) -> DistillationModel:
-    return objective.make_model(STUDENT, Execution(kernels="plain"))
-
-
-def mean_losses(objective, batch) -> dict[str, float]:
-    """Returns the mean losses of the student with the parameters for all of them."""
-    model, params = make_student(objective), random_params(make_student(make_objective()))
-    params |= frozen_params(make_objective())
-    sums = jitted_sums(objective, model)(params, batch)
-    counts = objective.counts(batch)
-    assert set(counts) == {f"{name}_loss" for name in objective.losses}
-    for name, count in counts.items():
-        assert float(sums[name][1]) == float(count)
-    return {
-        name: float(sums[f"{name}_loss"][0] / counts[f"{name}_loss"])
-        for name in sorted(objective.losses)
-    }
+def make_case(objective, student=STUDENT) -> suites.ObjectiveCase:
+    weights = {f"{name}_loss": objective.weights[name] for name in objective.losses}
+    frozen = objective.frozen_params(teacher_params(objective.teacher))
+    return suites.ObjectiveCase(objective, student, weights, reference, frozen)
 
 
 def log_softmax(x):
@@ -135,34 +58,20 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def test_losses_equal_float64():
-    objective, batch = make_objective(temperature=3.0), make_batch(PACKED)
-    rng, rows = np.random.default_rng(0), len(PACKED)
-    shapes = {
-        "mlm": (rows, 4, VOCAB),
-        "cosine": (rows, LENGTH, 5),
-        "embeddings": (rows, LENGTH, 5),
-        "hidden": (2, rows, LENGTH, 5),
-        "attention": (2, rows, 3, LENGTH, LENGTH),
-    }
-    student, teacher = (
-        {name: rng.normal(0, 2, shape).astype(np.float32) for name, shape in shapes.items()}
-        for _ in range(2)
-    )
-    student["soft"], teacher["soft"] = student["mlm"], teacher["mlm"]
-    found = objective.compare(student, teacher, batch)
-    x, y = ({name: each.astype(float) for name, each in x.items()} for x in (student, teacher))
+def reference(model, params, batch):
+    """The losses of what student and teacher return, for one token after the other."""
+    x = jax.jit(model.apply)({"params": params}, batch)
+    y = jax.jit(OBJECTIVE._teacher_outputs, static_argnums=0)(model, params["teacher"], batch)
+    x, y = ({name: np.asarray(values, float) for name, values in each.items()} for each in (x, y))
     sums = dict.fromkeys(LOSSES, 0.0)
-    counts = {"mlm": 6, "soft": 6, "attention": 0} | dict.fromkeys(
-        ("cosine", "hidden", "embeddings"), 7 + 10 + 8
-    )
-    for row in range(rows):
+    num_targets, num_tokens, num_pairs = int(batch["target_weights"].sum()), 0, 0
+    for row, ids in enumerate(batch["sequence_ids"]):
         for slot in np.flatnonzero(batch["target_weights"][row]):
-            p, q = (log_softmax(each["soft"][row, slot] / 3) for each in (y, x))
+            # Ids that pad the vocabulary have the minimum float32.
+            p, q = (log_softmax(each["soft"][row, slot, : suites.VOCAB] / 3) for each in (y, x))
             sums["soft"] += 9 * (np.exp(p) * (p - q)).sum()
-            sums["mlm"] -= log_softmax(x["mlm"][row, slot])[batch["targets"][row, slot]]
-        ids = batch["sequence_ids"][row]
         for token in np.flatnonzero(ids):
+            num_tokens += 1
             one, other = x["cosine"][row, token], y["cosine"][row, token]
             norms = np.linalg.norm(one) * np.linalg.norm(other)
             sums["cosine"] += 1 - one @ other / norms
@@ -172,17 +81,35 @@ def test_losses_equal_float64():
             one, other = (each["embeddings"][row, token] for each in (x, y))
             sums["embeddings"] += ((one - other) ** 2).mean()
             for seen in np.flatnonzero(ids == ids[token]):
-                counts["attention"] += 1
+                num_pairs += 1
                 for layer in range(2):
                     one, other = (each["attention"][layer, row, :, token, seen] for each in (x, y))
                     sums["attention"] += ((one - other) ** 2).mean()
-    for name in LOSSES:
-        total, count = found[f"{name}_loss"]
-        assert float(total) == pytest.approx(sums[name], rel=1e-6), name
-        assert count == counts[name] == objective.counts(batch)[f"{name}_loss"]
-    losses = {f"{name}_loss": sums[name] / counts[name] for name in LOSSES}
-    expected = sum(WEIGHTS[name] * losses[f"{name}_loss"] for name in LOSSES)
-    assert objective.total_loss(losses) == pytest.approx(expected, rel=1e-12)
+    counts = dict.fromkeys(LOSSES, num_tokens) | {"soft": num_targets, "attention": num_pairs}
+    return {f"{name}_loss": (sums[name], counts[name]) for name in LOSSES} | suites.cross_entropy(
+        "mlm", x["mlm"], batch["targets"], batch["target_weights"]
+    )
+
+
+OBJECTIVE = make_objective(temperature=3.0)
+CASE = make_case(OBJECTIVE)
+
+
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective(holds, tmp_path):
+    holds(CASE, tmp_path)
+
+
+@pytest.mark.parametrize("weights", [{"soft": 1.0}, {"cosine": 1.0}], ids=list)
+def test_each_loss_alone_is_what_it_is_beside_the_others(weights):
+    objective = make_objective(weights, temperature=3.0)
+    model = objective.make_model(STUDENT, Execution(kernels="plain"))
+    params, batch = suites.params_of(CASE) | CASE.frozen, suites.prepared(CASE)
+    sums = jax.jit(lambda params, batch: objective.sums(model, params, batch))(params, batch)
+    assert set(objective.counts(batch)) == {f"{name}_loss" for name in objective.losses}
+    (_, together), _ = suites.plain_update(CASE)
+    for name, values in sums.items():
+        np.testing.assert_allclose(values, together[name], rtol=1e-5, err_msg=name)
 
 
 def float64_scores(params: dict, x: np.ndarray, layer: int, num_heads: int) -> np.ndarray:
@@ -200,9 +127,8 @@ def float64_scores(params: dict, x: np.ndarray, layer: int, num_heads: int) -> n
 
 
 def test_compared_outputs_equal_the_encoder_and_its_layers():
-    objective, batch = make_objective(layers=(1, 4)), make_batch(PACKED)
-    model = make_student(objective)
-    params = random_params(model)
+    objective, batch = make_objective(layers=(1, 4)), suites.prepared(CASE)
+    model, params = suites.model_of(CASE), suites.params_of(CASE)
     outputs = jax.jit(model.apply)({"params": params}, batch)
     all_states = functools.partial(Encoder(STUDENT).apply, method="all_hidden_states")
     states = np.asarray(jax.jit(all_states)({"params": params["encoder"]}, batch))
@@ -232,30 +158,20 @@ def test_compared_outputs_equal_the_encoder_and_its_layers():
     np.testing.assert_allclose(teacher_outputs["attention"], scores, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS, {"soft": 1.0}, {"cosine": 1.0}], ids=list)
-def test_packed_losses_equal_unpacked(weights):
-    objective = make_objective(weights)
-    packed, unpacked = (mean_losses(objective, make_batch(rows)) for rows in (PACKED, UNPACKED))
-    assert packed == pytest.approx(unpacked, abs=1e-5)
-    # Each loss alone is what it is beside the others.
-    together = mean_losses(make_objective(), make_batch(PACKED))
-    assert packed == pytest.approx({name: together[name] for name in packed}, abs=1e-5)
-
-
 def test_student_with_all_layers_of_its_teacher_has_no_loss():
     objective = make_objective({"soft": 5.0, "cosine": 1.0}, init_layers=(1, 2, 3, 4))
     model = objective.make_model(TEACHER, Execution())
-    modules = random_params(model)
+    batch = suites.prepared(CASE)
+    modules = suites.random_params(model, batch)
     params = objective.initial_params(teacher_params(), modules)
     assert flatten_dict(params).keys() == flatten_dict(modules).keys()
-    batch = make_batch(PACKED)
     gradients_of = jax.jit(jax.grad(lambda params, frozen: total(params | frozen)))
 
     def total(params):
         sums = objective.sums(model, params, batch)
         return sums["soft_loss"][0] + sums["cosine_loss"][0]
 
-    frozen = frozen_params(objective)
+    frozen = objective.frozen_params(teacher_params())
     assert abs(total(params | frozen)) < 1e-5
     gradients = gradients_of(params, frozen)
     assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(gradients)) < 1e-4
@@ -263,9 +179,10 @@ def test_student_with_all_layers_of_its_teacher_has_no_loss():
 
 def test_student_starts_from_the_chosen_layers():
     objective = make_objective(init_layers=(1, 4))
-    student = BertConfig(num_layers=2, intermediate_size=32, type_vocab_size=0, **SIZES)
-    model = objective.make_model(student, Execution(kernels="plain"))
-    params = objective.initial_params(teacher_params(), random_params(model))
+    student = suites.make_config(type_vocab_size=0)
+    params = objective.initial_params(
+        teacher_params(), suites.params_of(make_case(objective, student))
+    )
     teacher = teacher_params()
     np.testing.assert_array_equal(
         params["encoder"]["layers"]["output"]["kernel"],
@@ -276,81 +193,17 @@ def test_student_starts_from_the_chosen_layers():
     assert "projection" not in params  # It begins at random.
 
 
-def random_rows(num_rows: int) -> dict[str, np.ndarray]:
-    rng, rows = np.random.default_rng(0), np.zeros(num_rows, row_dtype(LENGTH, 2))
-    for row in rows:
-        length = rng.integers(12, LENGTH)
-        row["tokens"][:length] = rng.integers(5, VOCAB, length)
-        row["tokens"][[0, 8, length - 1]] = 2, 3, 3
-        row["sequence_bounds"][0] = (0, 9, length)
-    rows = {name: rows[name] for name in rows.dtype.names}
-    numbers = np.arange(num_rows, dtype=np.uint32)
-    return rows | {"row_ids": numbers, "epochs": numbers * 0}
-
-
-def one_step(num_microbatches: int = 1, **axes) -> tuple[dict, dict]:
-    """Returns the parameters and metrics after a step of the student on a mesh."""
-    objective = make_objective()
-    return step_of(objective, make_student(objective), num_microbatches, **axes)
-
-
-def step_of(objective, model, num_microbatches: int = 1, **axes) -> tuple[dict, dict]:
-    """Returns the parameters and metrics after a step of gradient descent."""
-    optimizer = optax.sgd(1.0)
-    mesh = make_mesh(**axes, devices=jax.devices()[: math.prod(axes.values())])
-    params = random_params(model)
-    state = TrainState(np.zeros([], np.int32), params, optimizer.init(params))
-    shardings = infer_shardings(state, mesh, (*objective.rules, *RULES))
-    teacher = PretrainingModel(objective.teacher, next_sentence=False)
-    frozen = objective.frozen_params(random_params(teacher))
-    frozen = jax.device_put(frozen, infer_shardings(frozen, mesh, RULES))
-    update = pretrain_step.make_pretrain_step(
-        model, optimizer, shardings, objective, seed=0, num_microbatches=num_microbatches
-    )
-    rows = jax.device_put(random_rows(16), batch_sharding(mesh))
-    state, metrics = update(jax.device_put(state, shardings), rows, frozen)
-    return jax.device_get((state.params, metrics))
-
-
-on_one_device = functools.cache(one_step)
-
-
-@pytest.mark.parametrize(
-    ("axes", "num_microbatches"),
-    [
-        ({"data": 8}, 1),
-        pytest.param({"data": 2}, 2, marks=pytest.mark.slow),
-        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_devices_and_microbatches_agree_with_one(axes, num_microbatches):
-    params, metrics = one_step(num_microbatches, **axes)
-    expected, expected_metrics = on_one_device(data=1)
-    for path, leaf in flatten_dict(params, sep="/").items():
-        other = flatten_dict(expected, sep="/")[path]
-        np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-4, err_msg=path)
-    assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-5)
-
-
 @pytest.mark.slow
 def test_fast_path_agrees_with_the_plain_layers():
-    sizes = SIZES | {"hidden_size": 128, "num_heads": 2, "initializer_range": 0.05}
-    teacher = BertConfig(num_layers=4, intermediate_size=64, **sizes)
+    teacher = suites.make_config(num_layers=4, hidden_size=128, num_heads=2, initializer_range=0.05)
     student = dataclasses.replace(teacher, num_layers=2)
     objective = make_objective({"soft": 5.0, "mlm": 2.0, "cosine": 1.0}, teacher)
-    models = (objective.make_model(student, Execution(kernels=name)) for name in ("tpu", "plain"))
-    (params, metrics), (expected, expected_metrics) = (
-        step_of(objective, model, data=1) for model in models
-    )
-    assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-5)
-    for path, leaf in flatten_dict(params, sep="/").items():
-        other = flatten_dict(expected, sep="/")[path]
-        np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-3, err_msg=path)
-    # Losses that compare layers run the layers one by one.
+    suites.assert_fast_path_changes_nothing(make_case(objective, student), tolerance=1e-3)
+
+
+def test_losses_that_compare_layers_run_them_one_by_one():
     for kernels in ("tpu", "auto"):
-        model = make_objective().make_model(STUDENT, Execution(kernels))
-        assert model.execution.kernels == "plain"
+        assert OBJECTIVE.make_model(STUDENT, Execution(kernels)).execution.kernels == "plain"
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +217,7 @@ def given(corpus, tmp_path_factory):
         sizes |= {"max_position_embeddings": 64}
         config = BertConfig(vocab_size=tokenizer.vocab_size, **(sizes | fields))
         model = PretrainingModel(config, next_sentence=False)
-        params = dict(random_params(model))
+        params = dict(suites.random_params(model, example_batch()))
         params["mlm"] = params["mlm"] | {"bias": params["mlm"]["bias"] + seed}
         if not has_head:
             del params["mlm"]
@@ -403,7 +256,10 @@ def test_teacher_is_neither_in_the_state_nor_in_the_program(given):
     # It is lowered for any teacher of these shapes.
     objective = setup.objective(phases[0])
     frozen = jax.eval_shape(lambda: objective.frozen_params(teacher.params))
-    rows = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in random_rows(8).items()}
+    rows = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype)
+        for name, x in suites.make_rows([()] * 8).items()
+    }
     step = pretrain_step.make_pretrain_step(
         setup.model, setup.optimizer, setup.shardings, objective, seed=0
     )

@@ -1,6 +1,7 @@
 """An objective in a user's own file trains, without an edit in the package."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import flax.linen as nn
@@ -13,10 +14,13 @@ from jax.sharding import PartitionSpec as P
 import bert_jax
 from bert_jax import pretrain
 from bert_jax.data.features import unpack_rows
+from bert_jax.data.masking import row_keys
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
+from tests import suites
 from tests.helpers import build_small_corpus, small_config, write_vocabulary
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -58,13 +62,16 @@ class WasShuffled:
 
     def prepare(self, rows, key):
         batch = unpack_rows(rows)
-        is_replaced = jax.random.bernoulli(key, 0.3, batch["tokens"].shape)
+        # By row: each device prepares its own rows.
+        keys = row_keys(key, rows["row_ids"], rows["epochs"])
+        draw = functools.partial(jax.random.bernoulli, p=0.3, shape=batch["tokens"].shape[1:])
+        is_replaced = jax.vmap(draw)(keys)
         tokens = jnp.where(is_replaced, jnp.roll(batch["tokens"], 1, axis=1), batch["tokens"])
         weights = (batch["sequence_ids"] > 0).astype(jnp.float32)
         return batch | {"tokens": tokens, "replaced": is_replaced, "weights": weights}
 
     def counts(self, batch):
-        return {"shuffled_loss": jnp.sum(batch["weights"])}
+        return {"shuffled_loss": jnp.maximum(jnp.sum(batch["weights"]), 1)}
 
     def total_loss(self, losses):
         return losses["shuffled_loss"]
@@ -79,10 +86,26 @@ class WasShuffled:
         }
 
     def flops_per_row(self, config, length, max_sequences):
-        return 1.0
+        forward = architecture_of(config).flops_per_row(
+            config, length, num_outputs=length, num_targets=0, num_pairs=0
+        )
+        return 3 * (forward + 4 * length * config.hidden_size)
 
 
 Objective = WasShuffled
+
+
+def reference(model, params, batch):
+    logits = jax.jit(model.apply)({"params": params}, batch)
+    return suites.cross_entropy("shuffled", logits, batch["replaced"] * 1, batch["weights"])
+
+
+CASE = suites.ObjectiveCase(WasShuffled(), suites.make_config(), {"shuffled_loss": 1.0}, reference)
+
+
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective(holds, tmp_path):
+    holds(CASE, tmp_path)
 
 
 def test_a_run_trains_and_evaluates_it(tmp_path):

@@ -3,108 +3,50 @@
 import dataclasses
 import importlib
 import json
-import math
 
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import stats
 
 import bert_jax
 from bert_jax import finetune, pretrain
 from bert_jax.configs.finetune import text_classification
-from bert_jax.data.features import unpack_rows
-from bert_jax.data.masking import Masking
-from bert_jax.data.packing import row_dtype
-from bert_jax.model.bert import RULES
-from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.execution import Execution
-from bert_jax.objectives import mean_metrics, replaced_tokens
-from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel, example_batch
+from bert_jax.objectives import replaced_tokens
+from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel
 from bert_jax.objectives.replaced_tokens import (
     GeneratorSettings,
     ReplacedTokenModel,
     ReplacedTokens,
     generator_params,
 )
-from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.sharding.rules import infer_shardings
 from bert_jax.training.metrics import perplexity
-from bert_jax.training.pretrain_step import make_pretrain_step
-from bert_jax.training.state import TrainState
+from tests import suites
 from tests.helpers import build_small_corpus, saved_params, write_vocabulary
 
-LENGTH, VOCAB = 32, 200
-MASKING = Masking(
-    special_ids=(0, 1, 2, 3, 4),
-    mask_id=4,
-    vocab_size=VOCAB,
-    word_start=np.ones(VOCAB, bool),
-    max_predictions=6,
-    mask_fraction=0.85,
-    keep_fraction=0.15,
-    random_fraction=0.0,
-)
+MASKING = suites.make_masking(mask_fraction=0.85, keep_fraction=0.15, random_fraction=0.0)
 OBJECTIVE = ReplacedTokens(MASKING, GeneratorSettings(hidden_fraction=0.5, num_layers=1))
-CONFIG = BertConfig(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    num_layers=2,
-    num_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=LENGTH,
-    dropout_rate=0.0,
-    initializer_range=0.2,
-    family="electra",
-    embedding_size=24,
-)
-
-
-def random_rows(num_rows: int, lengths=(14, 11), seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns rows with sequences of the given lengths, then padding."""
-    rng = np.random.default_rng(seed)
-    rows = np.zeros(num_rows, row_dtype(LENGTH, 2))
-    for row in rows:
-        start = 0
-        for number, length in enumerate(lengths):
-            end = start + length
-            row["tokens"][start:end] = rng.integers(5, VOCAB, length)
-            row["tokens"][[start, end - 1]] = 2, 3
-            row["sequence_bounds"][number] = start, start + length // 2, end
-            start = end
-    return {name: rows[name] for name in rows.dtype.names} | {
-        "row_ids": np.arange(num_rows, dtype=np.uint32),
-        "epochs": np.zeros(num_rows, np.uint32),
-    }
+CONFIG = suites.make_config(family="electra", embedding_size=24)
 
 
 prepare = jax.jit(OBJECTIVE.prepare)
 
 
-def make_model(config=CONFIG, objective=OBJECTIVE, execution=Execution()):
-    """Returns a model and random parameters."""
-    model = objective.make_model(config, execution)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), example_batch())["params"]
-    rng, scale = np.random.default_rng(0), config.initializer_range
-    params = {
-        path: rng.normal(path[-1] == "scale", scale, leaf.shape).astype(np.float32)
-        for path, leaf in flax.traverse_util.flatten_dict(shapes).items()
-    }
-    return model, flax.traverse_util.unflatten_dict(params)
+def make_params(config=CONFIG, objective=OBJECTIVE) -> dict:
+    model = objective.make_model(config, Execution())
+    return suites.random_params(model, suites.prepared(CASE))
 
 
 def paths(tree) -> set[str]:
     return set(flax.traverse_util.flatten_dict(tree, sep="/"))
 
 
-def test_losses_equal_formulas_in_float64():
-    model, params = make_model()
-    params["discriminator"]["output"]["bias"][:] = 1.7  # It predicts either.
-    batch = jax.device_get(prepare(random_rows(5), jax.random.key(1)))
+def reference(model, params, batch):
+    """Sections 2 and 3.1, with the samples that the objective draws of the logits."""
 
     @jax.jit
     def generate(params):
@@ -112,32 +54,33 @@ def test_losses_equal_formulas_in_float64():
         return token_logits, replaced_tokens.sample_tokens(batch["sampling_keys"], token_logits)
 
     token_logits, samples = jax.device_get(generate(params))
-    tokens, mlm, labels = batch["original_tokens"].copy(), [], np.zeros((5, LENGTH), int)
+    tokens, labels = batch["original_tokens"].copy(), np.zeros(batch["tokens"].shape, int)
     for row, slot in np.argwhere(batch["target_weights"]):
         position, target = batch["target_positions"][row, slot], batch["targets"][row, slot]
         assert tokens[row, position] == target
-        logits = np.asarray(token_logits[row, slot, :VOCAB], np.float64)
-        mlm.append(np.log(np.sum(np.exp(logits))) - logits[target])
         labels[row, position] = samples[row, slot] != target
         tokens[row, position] = samples[row, slot]
     logits = jax.jit(model.apply)({"params": params}, batch | {"tokens": tokens})
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     is_real = batch["sequence_ids"] > 0
-    losses = -np.log(np.where(labels == 1, probabilities, 1 - probabilities))[is_real]
     found = (probabilities > 0.5) & is_real
     assert found.any() and not found[is_real].all()
+    losses = -np.log(np.where(labels == 1, probabilities, 1 - probabilities))[is_real]
+    hits = np.sum(found & (labels == 1))
+    return suites.cross_entropy("mlm", token_logits, batch["targets"], batch["target_weights"]) | {
+        "replaced_loss": (losses.sum(), is_real.sum()),
+        "replaced_accuracy": (np.sum((found == labels)[is_real]), is_real.sum()),
+        "replaced_recall": (hits, labels.sum()),
+        "replaced_precision": (hits, found.sum()),
+    }
 
-    sums = jax.jit(lambda params: OBJECTIVE.sums(model, params, batch))(params)
-    scores = mean_metrics(sums)
-    assert labels.sum() > 10 and len(mlm) == 5 * 4 and losses.size == 5 * 25
-    assert scores["mlm_loss"] == pytest.approx(np.mean(mlm), rel=1e-6)
-    assert scores["replaced_loss"] == pytest.approx(np.mean(losses), rel=1e-6)
-    counts = OBJECTIVE.counts(batch)
-    total = OBJECTIVE.total_loss({name: sums[name][0] / counts[name] for name in counts})
-    assert float(total) == pytest.approx(np.mean(mlm) + 50 * np.mean(losses), rel=1e-6)
-    assert scores["replaced_accuracy"] == pytest.approx(np.mean((found == labels)[is_real]))
-    assert scores["replaced_recall"] == pytest.approx(np.mean(found[labels == 1]))
-    assert scores["replaced_precision"] == pytest.approx(np.mean(labels[found]))
+
+CASE = suites.ObjectiveCase(OBJECTIVE, CONFIG, {"mlm_loss": 1.0, "replaced_loss": 50.0}, reference)
+
+
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective(holds, tmp_path):
+    holds(CASE, tmp_path)
 
 
 def test_a_million_samples_follow_the_generator():
@@ -172,7 +115,7 @@ def test_exactly_the_embeddings_are_shared():
         generator = dataclasses.replace(OBJECTIVE.generator, hidden_fraction=fraction)
         objective = dataclasses.replace(OBJECTIVE, generator=generator)
         config = dataclasses.replace(CONFIG, embedding_size=embedding_size)
-        model, params = make_model(config, objective)
+        params = make_params(config, objective)
         whole = generator_params(params)
         assert paths(whole) - paths(params["generator"]) == shared
         assert all(path.startswith(of_the_generator) for path in paths(whole))
@@ -185,15 +128,16 @@ def test_exactly_the_embeddings_are_shared():
         }
         assert found == projections
     untied = dataclasses.replace(OBJECTIVE.generator, ties_embeddings=False)
-    model, params = make_model(objective=dataclasses.replace(OBJECTIVE, generator=untied))
+    objective = dataclasses.replace(OBJECTIVE, generator=untied)
+    params = make_params(objective=objective)
     assert paths(generator_params(params)) == paths(params["generator"])
     table = params["generator"]["encoder"]["embeddings"]["token_embedding"]["embedding"]
-    assert table.shape[1] == 16 and model.generator.config.embedding_size is None
+    generator = objective.make_model(CONFIG, Execution()).generator
+    assert table.shape[1] == 16 and generator.config.embedding_size is None
 
 
 def test_gradients_of_both_losses_reach_the_shared_embeddings_and_no_other():
-    model, params = make_model()
-    batch = prepare(random_rows(5), jax.random.key(0))
+    model, params, batch = suites.model_of(CASE), suites.params_of(CASE), suites.prepared(CASE)
 
     def gradients(name):
         loss = jax.grad(lambda params: OBJECTIVE.sums(model, params, batch)[name][0])
@@ -218,19 +162,20 @@ def test_generator_and_discriminator_drop_other_elements(monkeypatch):
         keys.append(tuple(jax.random.key_data(dropout.key).tolist()))
         if isinstance(self, ReplacedTokenModel):
             return jnp.zeros(batch["tokens"].shape)
-        return jnp.zeros((*batch["targets"].shape, VOCAB)), None
+        return jnp.zeros((*batch["targets"].shape, suites.VOCAB)), None
 
     monkeypatch.setattr(ReplacedTokenModel, "__call__", record)
     monkeypatch.setattr(PretrainingModel, "__call__", record)
-    batch = prepare(random_rows(5), jax.random.key(0))
+    batch = suites.prepared(CASE)
     params = {"encoder": {"embeddings": {}}, "generator": {"encoder": {}}}
-    OBJECTIVE.sums(model, params, batch, Dropout(jax.random.key(3), jnp.arange(5), 0.5))
+    OBJECTIVE.sums(
+        model, params, batch, Dropout(jax.random.key(3), jnp.arange(suites.NUM_ROWS), 0.5)
+    )
     assert len(keys) == len(set(keys)) == 2
 
 
 def test_samples_are_a_function_of_row_and_epoch():
-    rows = random_rows(5)
-    key = jax.random.key(0)
+    rows, key = suites.make_rows([(14, 11)] * 5), jax.random.key(0)
     keys = jax.device_get(prepare(rows, key)["sampling_keys"])
     assert len({tuple(each) for each in keys.tolist()}) == 5
     reordered = prepare({name: values[::-1] for name, values in rows.items()}, key)
@@ -243,116 +188,27 @@ def test_samples_are_a_function_of_row_and_epoch():
         np.testing.assert_array_equal(batch[name], values)
 
 
-def moved(part: slice, values: np.ndarray) -> np.ndarray:
-    """Returns a part of a row at the start of a row of its own."""
-    return np.append(values[part], np.zeros(LENGTH - (part.stop - part.start), int))
-
-
-def unpacked(batch: dict, rows: dict) -> dict:
-    """Returns a batch of packed rows with each sequence in a row of its own.
-
-    Its "sampling_keys" are samples; see `test_packed_equals_unpacked`.
-    """
-    alone = {"tokens": [], "sequence_bounds": []}
-    targets = {name: [] for name in ("target_positions", "target_weights", "targets")}
-    targets |= {"sampling_keys": [], "original_tokens": [], "masked": []}
-    for row, bounds in enumerate(rows["sequence_bounds"].astype(int)):
-        for start, second, end in bounds:
-            positions = batch["target_positions"][row]
-            is_inside = (
-                (positions >= start) & (positions < end) & (batch["target_weights"][row] > 0)
-            )
-            alone["tokens"].append(moved(slice(start, end), rows["tokens"][row]))
-            alone["sequence_bounds"].append([[0, second - start, end - start], [0, 0, 0]])
-            targets["masked"].append(moved(slice(start, end), batch["tokens"][row]))
-            targets["original_tokens"].append(
-                moved(slice(start, end), batch["original_tokens"][row])
-            )
-            targets["target_positions"].append(np.where(is_inside, positions - start, 0))
-            targets["target_weights"].append(is_inside.astype(np.float32))
-            targets["targets"].append(batch["targets"][row] * is_inside)
-            targets["sampling_keys"].append(batch["sampling_keys"][row])
-    targets = {name: np.array(values) for name, values in targets.items()}
-    result = unpack_rows({name: np.array(values) for name, values in alone.items()}) | targets
-    return result | {"tokens": result.pop("masked")}
-
-
-def test_packed_equals_unpacked(monkeypatch):
-    # Samples are drawn for whole rows: here, they are given.
-    monkeypatch.setattr(replaced_tokens, "sample_tokens", lambda samples, logits: samples)
-    model, params = make_model()
-    rows = random_rows(5)
-    batch = jax.device_get(prepare(rows, jax.random.key(0)))
-    samples = np.random.default_rng(1).integers(5, VOCAB, batch["targets"].shape)
-    samples[:, ::3] = batch["targets"][:, ::3]
-    batch["sampling_keys"] = samples
-
-    def loss(params, batch):
-        sums = OBJECTIVE.sums(model, params, batch)
-        return OBJECTIVE.total_loss({name: total / count for name, (total, count) in sums.items()})
-
-    loss_and_gradients = jax.jit(jax.value_and_grad(loss))
-    values, gradients = loss_and_gradients(params, batch)
-    others, of_others = loss_and_gradients(params, unpacked(batch, rows))
-    assert float(values) == pytest.approx(float(others), rel=1e-6)
-    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(of_others), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * max(np.max(np.abs(b)), 1))
-
-
-def updated(rows, execution=Execution(), config=CONFIG, num_microbatches=1, **mesh):
-    """Returns the parameters and metrics after one step of gradient descent on a mesh."""
-    objective = dataclasses.replace(OBJECTIVE, generator=GeneratorSettings(hidden_fraction=0.5))
-    model, params = make_model(config, objective, execution)
-    optimizer = optax.sgd(0.01)
-    state = TrainState(np.zeros([], np.int32), params, optimizer.init(params))
-    mesh = make_mesh(**mesh, devices=jax.devices()[: math.prod(mesh.values())])
-    rules = (*OBJECTIVE.rules, *RULES)
-    shardings = infer_shardings(state, mesh, rules)
-    update = make_pretrain_step(
-        model, optimizer, shardings, objective, seed=0, num_microbatches=num_microbatches
-    )
-    state = jax.device_put(state, shardings)
-    state, metrics = update(state, jax.device_put(rows, batch_sharding(mesh)))
-    return jax.device_get((state.params, metrics))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "num_microbatches"),
-    [({"data": 8}, 1), ({"data": 8}, 2), ({"data": 2, "fsdp": 2, "tensor": 2}, 1)],
-    ids=str,
-)
-def test_eight_devices_agree_with_one(mesh, num_microbatches):
-    config = dataclasses.replace(CONFIG, dropout_rate=0.1)
-    rows = random_rows(16)
-    expected = updated(rows, config=config)
-    actual = updated(rows, config=config, num_microbatches=num_microbatches, **mesh)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.slow
 def test_both_encoders_take_the_fast_path_and_it_changes_nothing(caplog):
+    generator = GeneratorSettings(hidden_fraction=0.5)
+    objective = dataclasses.replace(OBJECTIVE, generator=generator)
     config = dataclasses.replace(
         CONFIG, hidden_size=256, intermediate_size=256, initializer_range=0.05
     )
-    rows = random_rows(4)
-    expected = updated(rows, Execution(kernels="plain"), config)
-    actual = updated(rows, Execution(kernels="tpu"), config)
+    case = dataclasses.replace(CASE, objective=objective, config=config)
+    suites.assert_fast_path_changes_nothing(case, tolerance=1e-4)
     assert "run without the fast path" not in caplog.text
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_flops_are_the_sum_for_generator_and_discriminator():
     generator = MaskedLm(MASKING, next_sentence=False).flops_per_row(
-        OBJECTIVE.generator.config(CONFIG), LENGTH, 2
+        OBJECTIVE.generator.config(CONFIG), suites.LENGTH, 2
     )
-    size, inner, length = 32, 64, LENGTH
+    size, inner, length = 32, 64, suites.LENGTH
     layer = 4 * size**2 + 2 * size * inner + 2 * length * size  # Per position.
     per_position = 2 * layer + 24 * size + size**2 + size  # Projection, head.
     expected = generator + 6 * length * per_position
-    assert OBJECTIVE.flops_per_row(CONFIG, LENGTH, 2) == expected
+    assert OBJECTIVE.flops_per_row(CONFIG, suites.LENGTH, 2) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pre-training loss and update step: packing, accumulation, meshes, and that it learns."""
+"""The update step: accumulation, dropout, meshes, what devices exchange, and that it learns."""
 
 import dataclasses
 import functools
@@ -74,36 +74,6 @@ def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str
     }
 
 
-def one_pair_per_row(batch: dict, rows: dict) -> dict:
-    """Returns the masked batch of packed rows with each pair in a row of its own."""
-    positions, weights = batch["target_positions"], batch["target_weights"]
-    unpacked = {name: [] for name in batch}
-    for row, pairs in enumerate(rows["sequence_bounds"].astype(int)):
-        for number, (start, second, end) in enumerate(pairs):
-            if end == 0:
-                continue
-            position = np.arange(LENGTH)
-            inside = position < end - start
-            unpacked["tokens"].append(np.where(inside, np.roll(batch["tokens"][row], -start), 0))
-            unpacked["sequence_ids"].append(inside.astype(int))
-            unpacked["position_ids"].append(np.where(inside, position, 0))
-            unpacked["segment_ids"].append((inside & (position >= second - start)).astype(int))
-            is_prediction = (positions[row] >= start) & (positions[row] < end) & (weights[row] > 0)
-            unpacked["target_positions"].append(np.where(is_prediction, positions[row] - start, 0))
-            unpacked["targets"].append(np.where(is_prediction, batch["targets"][row], 0))
-            unpacked["target_weights"].append(is_prediction.astype(np.float32))
-            # In the first of as many slots as packed rows have.
-            unpacked["pooled_positions"].append([0] * PAIRS)
-            unpacked["nsp_labels"].append([batch["nsp_labels"][row, number], *[0] * (PAIRS - 1)])
-            unpacked["nsp_weights"].append([1.0, *[0.0] * (PAIRS - 1)])
-    return {name: np.array(values) for name, values in unpacked.items()}
-
-
-def mean_loss(model, params, batch):
-    sums = OBJECTIVE.sums(model, params, batch)
-    return sum(loss / count for loss, count in (sums["mlm_loss"], sums["nsp_loss"]))
-
-
 def largest_difference(tree, expected) -> float:
     return max(
         float(np.max(np.abs(np.asarray(a) - np.asarray(b))))
@@ -150,21 +120,6 @@ def jitted_update(model, optimizer, num_microbatches, **mesh):
     return pretrain_step.make_pretrain_step(
         model, optimizer, shardings, OBJECTIVE, seed=0, num_microbatches=num_microbatches
     )
-
-
-def test_packed_loss_and_gradients_equal_unpacked():
-    model = small_model()
-    params = initial_params(model)
-    # Both batches have 18 rows, and so the same program.
-    rows = filled_up(random_rows(6, pair_lengths=(30, 20, 9)), 18)
-    packed = jax.device_get(prepare(rows, jax.random.key(0)))
-    unpacked = one_pair_per_row(packed, rows)
-    assert unpacked["tokens"].shape[0] == 18
-    loss_fn = jax.jit(jax.value_and_grad(lambda params, batch: mean_loss(model, params, batch)))
-    packed_loss, packed_gradients = loss_fn(params, packed)
-    unpacked_loss, unpacked_gradients = loss_fn(params, unpacked)
-    assert abs(float(packed_loss) - float(unpacked_loss)) < 1e-5
-    assert largest_difference(packed_gradients, unpacked_gradients) < 1e-5
 
 
 def test_unpacked_rows_restart_positions_and_number_sequences():

@@ -1,0 +1,27 @@
+"""Masked LM with next-sentence prediction: the suite of objectives."""
+
+import jax
+import pytest
+
+from bert_jax.objectives.masked_lm import MaskedLm
+from tests import suites
+
+
+def reference(model, params, batch):
+    token_logits, pair_logits = jax.jit(model.apply)({"params": params}, batch)
+    return suites.cross_entropy(
+        "mlm", token_logits, batch["targets"], batch["target_weights"]
+    ) | suites.cross_entropy("nsp", pair_logits, batch["nsp_labels"], batch["nsp_weights"])
+
+
+CASE = suites.ObjectiveCase(
+    MaskedLm(suites.make_masking()),
+    suites.make_config(),
+    {"mlm_loss": 1.0, "nsp_loss": 1.0},
+    reference,
+)
+
+
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective(holds, tmp_path):
+    holds(CASE, tmp_path)
