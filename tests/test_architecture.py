@@ -164,6 +164,17 @@ def test_versions_in_the_readme_are_those_of_the_lock():
         assert all(version in readme for version in locked)
 
 
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/tpu.md"]
+)
+def test_files_that_a_page_names_exist(page):
+    names = re.findall(r"`([\w./]+/[\w.]+\.py)`", (ROOT / page).read_text(encoding="utf-8"))
+    names = [name for name in names if not name.endswith("/NAME.py")]
+    folders = ROOT, PACKAGE
+    missing = [name for name in names if not any((each / name).exists() for each in folders)]
+    assert names and not missing
+
+
 def test_test_modules_do_not_import_each_other():
     for path in (ROOT / "tests").rglob("test_*.py"):
         for module in re.findall(r"^ *from (\S+) import", path.read_text(), re.MULTILINE):
