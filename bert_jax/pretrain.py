@@ -48,6 +48,7 @@ from bert_jax.training.pretrain_setup import (
     Phase,
     PretrainSetup,
     check_numbers,
+    check_segments,
     open_phases,
     setup_pretraining,
 )
@@ -93,6 +94,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             source_settings=source and source.settings,
             teacher_settings=teacher and teacher.settings,
         )
+        check_segments(phases, setup.model.config)
         modules = modules_of(setup.abstract_state.params)
         source = source and keep_modules(source, setup)
         source = source or student_weights(setup, phases[0], teacher)

@@ -29,7 +29,7 @@ from bert_jax.checkpoints.huggingface import head_from_huggingface
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
-from bert_jax.data.rows import CorpusError
+from bert_jax.data.rows import CorpusError, manifest_checksum
 from bert_jax.errors import CheckpointError, NonFiniteLoss
 from bert_jax.inference import PretrainedModel
 from bert_jax.model.config import BertConfig
@@ -224,6 +224,7 @@ def token_id_outside_the_vocabulary(inputs):
     manifest["vocabulary"]["size"] -= 1
     content = inputs.path("corpus/vocab.txt").read_bytes()
     manifest["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
+    manifest["crc32"] = manifest_checksum(manifest)
     inputs.path("corpus/manifest.json").write_text(json.dumps(manifest))
     inputs.train()
 
@@ -486,7 +487,7 @@ BAD_INPUT = {
     document_of_one_sentence: (ValueError, "1 of 1 documents .* no sentence pair.*add more text"),
     too_few_documents_to_hold_out: (
         ValueError,
-        r"0 of 1 documents are in the heldout split, .* by blank lines.* --heldout_fraction=0\.001",
+        r"a single document, so that there is none to hold out .* by blank lines, or use --doc",
     ),
     vocabulary_without_mask: (ValueError, r"vocab\.txt lacks \[MASK\]"),
     tfds_that_is_not_prepared: (
@@ -508,7 +509,7 @@ BAD_INPUT = {
     ),
     missing_shard: (CorpusError, r"train-00000-of-00001\.array_record is missing; build"),
     truncated_shard: (CorpusError, r"train-00000.*bytes, expected .*truncated"),
-    damaged_shard: (CorpusError, r"train-00000.*has 0 blocks, expected 7; build"),
+    damaged_shard: (CorpusError, r"train-00000.* is damaged.* its checksum differs; build"),
     vocabulary_of_another_corpus: (CorpusError, r"vocab\.txt is not the vocabulary of the corpus"),
     corpus_vocabulary_without_mask: (CorpusError, r"vocab\.txt.*\[MASK\]"),
     two_vocabularies: (ValueError, "differ in --vocab: build both with the same"),
@@ -785,13 +786,13 @@ BAD_EXAMPLES = [
         "tagging",
         "train.jsonl",
         '{"tokens": ["a"], "ner_tags": ["O"]}\n',
-        r'train\.jsonl has only words, but training needs tags: a column, or "tags" in JSONL',
+        "train has a single tag, 'O': expected several",
     ),
     (
         "tagging",
         "train.jsonl",
         '{"tokens": ["a"], "tags": [0]}\n',
-        r"line 1: expected 'tokens', a list of words, and .* B-LOC,.*; the .* has 'tokens', 'tags'",
+        r"train\.jsonl: the tags are numbers without names: list the names .*data\.labels=O,B-PER",
     ),
     (
         "tagging",

@@ -126,10 +126,6 @@ def setup_pretraining(
     vocab_size = max([tokenizer.vocab_size, *(x.vocab_size for x in (source, teacher) if x)])
     architecture = model_config(config, vocab_size, source, causal=objective.causal)
     check_lengths(phases, architecture, teacher)
-    for phase in phases:
-        labels = phase.train.manifest["splits"]["train"]["nsp_labels"]
-        if getattr(architecture, "type_vocab_size", 0) == 1 and any(labels.values()):
-            raise ValueError(f"the corpus has pairs, but {ONE_SEGMENT}")
     model = objective.make_model(architecture, model_execution(config))
     mesh = make_mesh(**config.mesh, devices=devices)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
@@ -196,6 +192,14 @@ def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
             f"the corpus has rows of {max_length} tokens, and the teacher only "
             f"{teacher.max_position_embeddings} positions: build it with a smaller --max_seq_length"
         )
+
+
+def check_segments(phases: list[Phase], architecture) -> None:
+    """Raises ValueError if the corpora have pairs, and the model one segment."""
+    for phase in phases:
+        labels = phase.train.manifest["splits"]["train"]["nsp_labels"]
+        if getattr(architecture, "type_vocab_size", 0) == 1 and any(labels.values()):
+            raise ValueError(f"the corpus has pairs, but {ONE_SEGMENT}")
 
 
 def has_two_schedules(config: ConfigDict) -> bool:
