@@ -94,12 +94,12 @@ manifest-test: .venv/installed
 	mkdir -p runs/data
 	curl --fail --silent --show-error --output runs/data/jobset.yaml \
 		$(JOBSET)/config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml
-	BERT_JAX_JOBSET_CRD=runs/data/jobset.yaml $(BIN)/python -m pytest -rs tests/tpu/test_jobset.py
+	BERT_JAX_JOBSET_CRD=runs/data/jobset.yaml $(BIN)/python -m pytest -rs tests/pods/launch/test_jobset.py
 
 # Runs on a bucket: an emulator of Cloud Storage, which this installs. Kills two of its runs.
 bucket-test: .venv/installed
 	$(BIN)/pip install --quiet --editable ".[buckets-test]"
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs tests/test_buckets.py
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs tests/runtime/test_buckets.py
 
 # Builds a corpus with Apache Beam on three runners, one of them a cluster of processes.
 beam-test: .venv/beam

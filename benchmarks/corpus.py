@@ -29,7 +29,7 @@ from bert_corpus.config import CorpusConfig
 from bert_corpus.inputs import Unit, find_inputs
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import split_sentences
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 DUMP = flags.DEFINE_string("dump", None, "A Wikipedia dump.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A WordPiece vocabulary.", required=True)

@@ -28,7 +28,7 @@ from bert_corpus.inputs import Unit, find_inputs
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import split_sentences
 from bert_jax.data.rows import Rows
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 SEEDS = flags.DEFINE_integer("seeds", 12, "Runs of each program.")
 FLAGS = flags.FLAGS

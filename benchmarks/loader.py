@@ -21,7 +21,7 @@ from bert_corpus import writing
 from bert_jax.data.batches import local_batches
 from bert_jax.data.packing import row_dtype
 from bert_jax.data.rows import FORMAT_VERSION, Rows
-from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, tokenizer_from_bytes
 
 CORPUS = flags.DEFINE_string("corpus", None, "Directory of a corpus of rows of 128 or 512 tokens.")
 SECONDS = flags.DEFINE_integer("seconds", 10, "Duration of each measurement.")

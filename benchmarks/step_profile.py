@@ -19,9 +19,9 @@ import jax
 from absl import app, flags
 from train_step import DEFAULTS, WORKLOADS, bert_jax_update, parse_workload
 
+from bert_jax.pods.estimate.hlo_cost import part_of
+from bert_jax.pods.estimate.hlo_text import executed_instructions, parse_hlo
 from bert_jax.runtime.command_line import restart_with_huge_pages
-from bert_jax.tpu.hlo_cost import part_of
-from bert_jax.tpu.hlo_text import executed_instructions, parse_hlo
 
 STEPS = flags.DEFINE_integer("traced_steps", 10, "Number of steps to trace, after three others.", 1)
 

@@ -46,9 +46,10 @@ from sides import define_peers
 
 from bert_jax.configs.pretrain import pod_large
 from bert_jax.model.config import BertConfig
+from bert_jax.pods import chips
+from bert_jax.pods.estimate import compilation, hlo_cost
 from bert_jax.sharding.compiler_options import compiler_options, product_options
 from bert_jax.sharding.mesh import make_mesh
-from bert_jax.tpu import chips, compilation, hlo_cost
 from bert_jax.training.pretrain_setup import setup_pretraining
 
 CHIPS = flags.DEFINE_list("chips", list(chips.CHIPS), "Chips to compile for.")

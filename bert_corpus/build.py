@@ -24,7 +24,7 @@ from bert_corpus.manifest import check_skipped
 from bert_corpus.parallel import usable_cores, worker_processes
 from bert_corpus.plan import SAMPLES, Plan
 from bert_corpus.steps import Part, Report
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 SPILL_BYTES = 1 << 24  # of tokens, which a worker buffers before it writes them
 

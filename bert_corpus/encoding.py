@@ -4,7 +4,7 @@ import array
 from collections.abc import Sequence
 
 from bert_jax.data.packing import token_dtype
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TYPECODES = {"uint16": "H", "uint32": "I"}  # of `array`
 MAX_CACHED_CHARACTERS = 1 << 22  # of words whose ids are kept: about 100 MB

@@ -11,7 +11,7 @@ from bert_corpus.inputs import Source
 from bert_corpus.steps import HISTOGRAM_BINS, Report
 from bert_jax.data.packing import token_dtype
 from bert_jax.data.rows import FORMAT_VERSION
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # Changes when the same input and settings give other rows, or hold out other documents.
 BUILD_VERSION = 2

@@ -13,7 +13,7 @@ from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
 from bert_corpus.manifest import BUILD_VERSION, make_manifest
 from bert_corpus.steps import Part, Report, find_heldout_limit, make_rows, tokenize_unit
 from bert_jax.data.rows import FORMAT_VERSION, manifest_checksum
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # A shard holds many parts and is shuffled in memory.
 INPUT_BYTES_PER_SHARD = 2 << 20

@@ -30,7 +30,7 @@ from bert_corpus.pairs import IS_NEXT, NOT_NEXT, Pair, make_pairs
 from bert_corpus.readers import Document, read_documents
 from bert_corpus.sentences import UNREADABLE, cut_sentence, split_sentences
 from bert_jax.data.packing import token_dtype
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # About 32 KiB of text: even a few long documents have many parts, each with many pairs.
 MAX_PART_TOKENS = 1 << 13

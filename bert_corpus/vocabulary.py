@@ -25,9 +25,9 @@ from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_corpus.words import cut_text
-from bert_jax.tokenization import SPECIAL_TOKENS
 from bert_jax.tokenizers.byte_pair import ROBERTA_TOKENS, roberta_processing, roberta_spec
 from bert_jax.tokenizers.stored import SpecialTokens, describe_casing, store_as_json
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenizers.wordpiece import MAX_WORD_CHARACTERS, bert_spec
 
 # Number of characters with a piece of their own, about as many as in the released vocabularies.

@@ -14,8 +14,8 @@ import numpy as np
 from absl import logging
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from bert_jax.buckets import as_path, cache_directory, copy_to_bucket, is_bucket
 from bert_jax.data.rows import MANIFEST, checksum_of_ends
+from bert_jax.runtime.buckets import as_path, cache_directory, copy_to_bucket, is_bucket
 
 SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
 FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: identifies the build

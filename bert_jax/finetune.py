@@ -23,18 +23,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax.buckets import as_path, remove_tree
 from bert_jax.checkpoints.native import Checkpointer
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import finetune_batches
-from bert_jax.errors import NonFiniteLoss, RunStopped
 from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.finetuning.finetune_teacher import with_teacher
 from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
 from bert_jax.finetuning.required_fields import check_required_fields
 from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
 from bert_jax.finetuning.step import predict
-from bert_jax.finetuning.teacher import with_teacher
 from bert_jax.finetuning.trials import (
     Trial,
     TrialRun,
@@ -45,10 +43,12 @@ from bert_jax.finetuning.trials import (
     summarize_seeds,
 )
 from bert_jax.runtime import command_line, distributed, main
+from bert_jax.runtime.buckets import as_path, remove_tree
+from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tasks.task import Split
-from bert_jax.training import loop
+from bert_jax.training import monitoring
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
@@ -68,7 +68,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
         directories = seed_directories(workdir, config.seed, config.num_seeds)
         setup = prepare(config, labels_of_run(directories.values()))
         config = setup.config
-    loop.enable_compilation_cache(workdir)
+    monitoring.enable_compilation_cache(workdir)
     if only_predicts(config):
         return predict_splits(setup, workdir)
     trials = []
@@ -216,7 +216,7 @@ def run_stack(
     for run in stack.runs:
         exit_stack.callback(run.writer.close)
     state = stack.initial_state()
-    progress = loop.progress_bar(stack.first_step, stack.num_steps)
+    progress = monitoring.progress_bar(stack.first_step, stack.num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
     # As if the run had never been interrupted.
     began = time.monotonic() - max(run.writer.seconds for run in stack.runs)
@@ -246,10 +246,10 @@ def run_stack(
                 state, rows, num_microbatches, keys, hyperparameters
             )
             unreported.append(step_metrics)
-            loop.limit_dispatch(unreported)
+            monitoring.limit_dispatch(unreported)
             if step == stack.first_step + 1:
                 progress.unpause()  # The time left does not count the compilation.
-                loop.log_first_step(state)
+                monitoring.log_first_step(state)
             progress.update()
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop()

@@ -22,7 +22,6 @@ from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from bert_jax.buckets import as_path
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, load_settings
 from bert_jax.checkpoints.parameters import (
     LoadedModel,
@@ -33,15 +32,16 @@ from bert_jax.checkpoints.parameters import (
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.pretrain import bert_base
 from bert_jax.data.batches import heldout_batches, pretrain_batches
-from bert_jax.errors import RunStopped
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.objectives import Objective, mean_metrics
 from bert_jax.runtime import distributed, main
+from bert_jax.runtime.buckets import as_path
 from bert_jax.runtime.config_fields import check_fields
+from bert_jax.runtime.errors import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.tokenization import Tokenizer
-from bert_jax.training import forecast, loop, metrics
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training import forecast, metrics, monitoring
 from bert_jax.training.goodput import StepTimer
 from bert_jax.training.optimizer import with_moments
 from bert_jax.training.pretrain_setup import (
@@ -53,8 +53,8 @@ from bert_jax.training.pretrain_setup import (
     setup_pretraining,
 )
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step
+from bert_jax.training.pretrain_teacher import place_frozen, read_teacher, student_weights
 from bert_jax.training.state import TrainState, parameters_hash
-from bert_jax.training.teacher import place_frozen, read_teacher, student_weights
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
@@ -66,7 +66,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
     """
     with distributed.raise_on_all_processes():
         workdir = as_path(workdir)
-        loop.check_profile(workdir, config.profile_steps)
+        monitoring.check_profile(workdir, config.profile_steps)
     with contextlib.ExitStack() as exit_stack:  # Completes the current save, however the run ends.
         return _run(config, workdir, exit_stack)
 
@@ -104,7 +104,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     watchdog.beat("claiming the workdir with all processes")
     settings = run_settings(setup, phases, modules, {"init_from": source, "teacher": teacher})
     exit_stack.enter_context(claim_workdir(workdir, settings))
-    loop.enable_compilation_cache(workdir)
+    monitoring.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
     checkpointer = Checkpointer(workdir, settings, tokenizer, checksums=config.checksums, **kept)
     exit_stack.callback(checkpointer.close)
@@ -136,7 +136,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     )
     exit_stack.callback(writer.close)
     timer = StepTimer(workdir, writer, started, writes=is_main)
-    progress = loop.progress_bar(first_step, num_steps)
+    progress = monitoring.progress_bar(first_step, num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
 
     objectives = [setup.objective(phase) for phase in phases]
@@ -168,13 +168,13 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             watchdog.beat(f"running step {step}", limited=not compiles)
             state, step_metrics = update_step(state, batch, frozen)
             unreported.append(step_metrics)
-            loop.limit_dispatch(unreported)
-            loop.profile(workdir / "profile", step - first_step, profile_steps, state)
+            monitoring.limit_dispatch(unreported)
+            monitoring.profile(workdir / "profile", step - first_step, profile_steps, state)
             if compiles:
                 progress.unpause()  # The time left does not count the compilation.
             progress.update()
             if compiles:
-                loop.log_first_step(state, f" on rows of {rows.max_seq_length} tokens")
+                monitoring.log_first_step(state, f" on rows of {rows.max_seq_length} tokens")
                 timer.start(step)
 
             is_early = forecast.is_early(step, phase, config.log_every)
@@ -184,7 +184,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             should_stop = preemption.should_stop()
             should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
             if should_report or should_save:  # Never save a state with a non-finite loss.
-                values = loop.check_finite(jax.device_get(unreported), step)
+                values = monitoring.check_finite(jax.device_get(unreported), step)
             if pauses := should_report or should_evaluate or should_save:
                 timer.stop()
             if should_report:
@@ -196,7 +196,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     progress.clear()  # The line of the log replaces the bar, which follows it.
                     flops = forecast.flops_left(setup, phases, step)
                     forecast.log_step(step, values, phase.batch_size, flops / row_flops)
-                loop.show(progress, values, objective.main_accuracy)
+                monitoring.show(progress, values, objective.main_accuracy)
                 unreported, waits[:] = [], []
                 checkpointer.check()
             if should_evaluate and not should_stop:

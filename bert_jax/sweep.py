@@ -37,17 +37,17 @@ from ml_collections import ConfigDict
 
 from bert_jax import finetune
 from bert_jax.checkpoints.parameters import LoadedModel
-from bert_jax.errors import RunStopped
 from bert_jax.finetuning.finetune_setup import (
     TRAINING_FIELDS,
     FinetuneSetup,
     check_numbers,
     setup_finetuning,
 )
+from bert_jax.finetuning.finetune_teacher import with_teacher
 from bert_jax.finetuning.stacks import saved_trials, trial_name
-from bert_jax.finetuning.teacher import with_teacher
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
+from bert_jax.runtime.errors import RunStopped
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps import claims, report, search
 from bert_jax.sweeps.configurations import (
@@ -69,7 +69,7 @@ from bert_jax.sweeps.programs import (
 )
 from bert_jax.sweeps.settings import as_saved, check_directory, complete, settings_of
 from bert_jax.sweeps.weights import remove_weights
-from bert_jax.training import loop
+from bert_jax.training import monitoring
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import check_settings, write_json
 
@@ -110,7 +110,7 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
         programs += new_programs
         if dry_run:
             return dry_run_of(config, programs, results_of(groups, renamed))
-        loop.enable_compilation_cache(workdir)
+        monitoring.enable_compilation_cache(workdir)
         with distributed.raise_on_all_processes():
             if renamed and jax.process_index() == 0:
                 rename_trials(renamed)

@@ -28,7 +28,7 @@ from bert_jax.tasks.text_inputs import (
     check_whole,
     describe_tokens,
 )
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # The activations of more rows leave a CPU's caches: MiniLM takes 3 % longer with 32, 19 % with 64.
 ROWS_PER_BATCH = 16

@@ -28,8 +28,8 @@ from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import CLASSIFICATION, TaskModel
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from bert_jax.tokenizers.stored import Layout, store_as_json, template
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 
 ROOT = pathlib.Path(__file__).parents[1]
 VOCABULARY = (

@@ -29,7 +29,7 @@ from bert_jax.model.execution import Execution
 from bert_jax.objectives import Objective
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
 from tests.helpers import assert_trees_equal, write_vocabulary

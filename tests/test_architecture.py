@@ -13,9 +13,8 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("buckets", "downloads", "errors", "parts"),
-    ("sharding", "runtime", "tokenizers"),
-    ("tokenization",),
+    ("runtime",),
+    ("sharding", "tokenizers"),
     ("data",),
     ("model",),
     ("objectives",),
@@ -23,7 +22,7 @@ LEVELS = (
     ("training",),
     ("tasks",),
     ("finetuning", "text_encoder"),
-    ("sweeps", "tpu"),
+    ("sweeps", "pods"),
     ("pretrain", "finetune", "inference"),
     ("sweep",),
 )
@@ -136,16 +135,16 @@ def test_corpora_are_built_without_jax():
 
 def test_no_run_needs_what_builds_corpora():
     # But a pod's report assumes the rows that bert_corpus builds by default.
-    runs = {name: path for name, path in MODULES.items() if not name.startswith("tpu.")}
+    runs = {name: path for name, path in MODULES.items() if not name.startswith("pods.")}
     assert not [name for name, path in runs.items() if "bert_corpus" in path.read_text()]
 
 
-def test_only_execution_imports_the_kernels():
-    kernels = "model.tpu."
+def test_only_execution_and_the_estimates_of_cycles_import_the_kernels():
+    kernels = "model.tpu_kernels."
     importing = {
         name
         for name in MODULES
-        if not name.startswith(kernels)
+        if not name.startswith((kernels, "pods.estimate."))
         and any(module.startswith(kernels) for module in imported_modules(name))
     }
     assert importing == {"model.execution"}

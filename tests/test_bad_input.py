@@ -30,11 +30,11 @@ from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.rows import CorpusError, manifest_checksum
-from bert_jax.errors import CheckpointError, NonFiniteLoss
 from bert_jax.inference import PretrainedModel
 from bert_jax.model.config import BertConfig
+from bert_jax.runtime.errors import CheckpointError, NonFiniteLoss
 from bert_jax.tasks.text_classification import get_task
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import claim_workdir

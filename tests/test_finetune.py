@@ -14,8 +14,8 @@ from bert_jax import finetune
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
-from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.trials import Trial, summarize_seeds
+from bert_jax.runtime.errors import NonFiniteLoss
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary, write_weights

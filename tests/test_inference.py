@@ -16,14 +16,14 @@ from scipy.special import erf, expit, softmax
 import bert_jax
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
-from bert_jax.errors import CheckpointError
 from bert_jax.inference import PretrainedModel
 from bert_jax.model import forward
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from tests.helpers import ROOT, assert_trees_equal, batch_of_row

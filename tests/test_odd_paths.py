@@ -21,7 +21,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.verify import copy_verified, verify_checkpoint
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.rows import CorpusError, Rows
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.convert_checkpoint import convert
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.state import TrainState

@@ -29,7 +29,7 @@ from bert_jax.configs.finetune import (
 )
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime import command_line, main
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests import helpers
 from tests.helpers import write_vocabulary
 from tests.predictions import (

@@ -27,7 +27,6 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
-from bert_jax.errors import PREEMPTED
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.masked_lm import (
@@ -37,8 +36,9 @@ from bert_jax.objectives.masked_lm import (
     target_sums,
 )
 from bert_jax.runtime.command_line import define_config, parse_flags
+from bert_jax.runtime.errors import PREEMPTED
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import (
     check_numbers,
     model_config,

@@ -4,8 +4,7 @@ import importlib
 
 import pytest
 
-from bert_jax.configs import recipes
-from bert_jax.configs.finetune import glue, squad
+from bert_jax.configs.finetune import glue, recipes, squad
 from bert_jax.data.features import steps_per_epoch
 from bert_jax.finetuning.finetune_setup import check_numbers
 

@@ -20,10 +20,10 @@ import bert_jax
 from bert_jax import finetune, sweep
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
-from bert_jax.errors import PREEMPTED, RunStopped
 from bert_jax.finetuning import finetune_setup
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import Trial, TrialRun
+from bert_jax.runtime.errors import PREEMPTED, RunStopped
 from bert_jax.sweeps import (
     claims,
     configurations,

@@ -18,7 +18,7 @@ from bert_jax.tasks.tagging import Tagging
 from bert_jax.tasks.text_classification import Classification
 from bert_jax.tasks.text_inputs import Tokens
 from bert_jax.text_encoder import Attention
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
 def check_load(path: pathlib.Path) -> PretrainedModel:

@@ -21,8 +21,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoints.native import find_checkpoint
 from bert_jax.checkpoints.verify import copy_verified, print_summary
-from bert_jax.errors import CheckpointError
 from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.errors import CheckpointError
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
 

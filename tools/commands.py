@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from bert_jax.errors import INTERRUPTED
 from bert_jax.runtime.command_line import program_name
+from bert_jax.runtime.errors import INTERRUPTED
 
 
 def exit_interrupted(hint: str) -> NoReturn:

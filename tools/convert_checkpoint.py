@@ -26,8 +26,8 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import format_report
 from bert_jax.checkpoints.read import generator_of, read_model
-from bert_jax.errors import CheckpointError
 from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.errors import CheckpointError
 
 TO = flags.DEFINE_enum("to", None, ["native", "huggingface"], "Format of DST.", required=True)
 GENERATOR = flags.DEFINE_bool(

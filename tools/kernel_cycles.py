@@ -1,6 +1,6 @@
 """Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to the compiler's estimates.
 
-python tools/kernel_cycles.py                  # writes bert_jax/model/tpu/cycles.json
+python tools/kernel_cycles.py                  # writes bert_jax/model/tpu_kernels/cycles.json
 python tools/kernel_cycles.py --chip=tpu7x     # writes the entries of one chip, and keeps others
 """
 
@@ -8,10 +8,10 @@ import json
 
 from absl import app, flags
 
+from bert_jax.pods.chips import CHIPS
+from bert_jax.pods.estimate.hlo_cost import KERNEL_TABLE
+from bert_jax.pods.estimate.kernel_cycles import Shape, compile_kernels, measure_chip
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tpu.chips import CHIPS
-from bert_jax.tpu.hlo_cost import KERNEL_TABLE
-from bert_jax.tpu.kernel_cycles import Shape, compile_kernels, measure_chip
 
 CHIP = flags.DEFINE_enum("chip", None, list(CHIPS), "Chip to compile for. Default: all.")
 SHAPE = flags.DEFINE_string(

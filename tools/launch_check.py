@@ -18,13 +18,13 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.finetuning import finetune_setup
+from bert_jax.pods.chips import default_shape, format_shape, parse_topology
+from bert_jax.pods.estimate import compilation
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import complete
-from bert_jax.tpu import compilation
-from bert_jax.tpu.chips import default_shape, format_shape, parse_topology
 from bert_jax.training.pretrain_setup import check_numbers, open_phases, setup_pretraining
 
 

@@ -24,10 +24,9 @@ import sys
 
 from absl import app, flags
 
-from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.runtime.command_line import describe_error
-from bert_jax.tpu.chips import CHIPS
-from bert_jax.tpu.job import (
+from bert_jax.pods.chips import CHIPS
+from bert_jax.pods.launch.gke import JOB_IS_KEPT, GkeJob, archive_address
+from bert_jax.pods.launch.job import (
     LaunchError,
     check_bucket,
     check_job,
@@ -36,8 +35,9 @@ from bert_jax.tpu.job import (
     parse_launcher_flags,
     print_status,
 )
-from bert_jax.tpu.jobset import Job, check_placement, make_jobset, parse_topology
-from bert_jax.tpu.launch_gke import JOB_IS_KEPT, GkeJob, archive_address
+from bert_jax.pods.launch.jobset import Job, check_placement, make_jobset, parse_topology
+from bert_jax.runtime.command_line import describe_error
+from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ACTIONS = ("launch", "follow", "status", "delete")

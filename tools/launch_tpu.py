@@ -25,16 +25,16 @@ import sys
 
 from absl import app, flags
 
-from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.runtime.command_line import describe_error
-from bert_jax.tpu.job import (
+from bert_jax.pods.launch.cloud_tpu import RESOURCE_IS_KEPT, Slice, slice_size
+from bert_jax.pods.launch.job import (
     LaunchError,
     check_bucket,
     describe_result,
     parse_launcher_flags,
     print_status,
 )
-from bert_jax.tpu.launch import RESOURCE_IS_KEPT, Slice, slice_size
+from bert_jax.runtime.command_line import describe_error
+from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 
 ACTIONS = ("launch", "create", "copy", "run", "follow", "status", "delete")
 

@@ -15,7 +15,7 @@ import sys
 import matplotlib
 from absl import app, flags
 
-from bert_jax.buckets import is_bucket
+from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.command_line import describe_error, parse_flags
 
 matplotlib.use("Agg")

@@ -27,10 +27,10 @@ from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
 from bert_corpus.summary import summarize, unknown_share
-from bert_jax.buckets import is_bucket
 from bert_jax.data.rows import Rows
+from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.commands import exit_interrupted
 
 DEFAULT = CorpusConfig()

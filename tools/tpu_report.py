@@ -21,8 +21,8 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from bert_jax.model.execution import CHOICES
+from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text, stack_report
 from bert_jax.runtime.command_line import define_config, parse_flags
-from bert_jax.tpu import compilation, pod_report, pod_table, report_text, stack_report
 from bert_jax.training import pretrain_setup
 
 CONFIG = define_config("Configuration of a pre-training run, a fine-tuning run or a sweep.")

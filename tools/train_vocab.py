@@ -17,8 +17,8 @@ from absl import app, flags
 
 from bert_corpus.vocabulary import train_vocabulary
 from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
-from bert_jax.tokenization import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
 from bert_jax.tokenizers.stored import FILENAMES
+from bert_jax.tokenizers.tokenizer import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
 from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME
 from bert_jax.tools.commands import exit_interrupted
 

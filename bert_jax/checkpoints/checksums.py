@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from absl import logging
 
-from bert_jax.errors import CheckpointError
+from bert_jax.runtime.errors import CheckpointError
 
 CHECKSUMS = "checksums.json"
 BUFFER_BYTES = 1 << 18  # Stays in a core's cache between reading and summing.

@@ -9,7 +9,6 @@ import numpy as np
 import safetensors.numpy
 from absl import logging
 
-from bert_jax.checkpoints.families import FORMATS, PRETRAINING_HEADS, check_positions
 from bert_jax.checkpoints.huggingface import (
     ACTIVATIONS,
     FIXED_LABELS,
@@ -22,11 +21,12 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
 from bert_jax.checkpoints.sentence_transformers import embedding_files
+from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS, check_positions
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import TARGET_SCALE
-from bert_jax.tokenization import LibraryTokenizer, Tokenizer
 from bert_jax.tokenizers.export import transformers_files
+from bert_jax.tokenizers.tokenizer import LibraryTokenizer, Tokenizer
 
 
 def save_huggingface(

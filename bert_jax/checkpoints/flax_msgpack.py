@@ -12,7 +12,7 @@ import flax
 import msgpack
 import numpy as np
 
-from bert_jax.downloads import check_not_pointer
+from bert_jax.runtime.model_files import check_not_pointer
 
 _KERNEL, _CHUNKED = "kernel", "__msgpack_chunked_array__"
 # Last parts of names in Flax that PyTorch calls "weight". A kernel is its transpose.

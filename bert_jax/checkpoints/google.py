@@ -15,10 +15,10 @@ from bert_jax.checkpoints.parameters import (
     build_loaded_model,
     read_parameters,
 )
-from bert_jax.downloads import read_json
 from bert_jax.model.config import BertConfig
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.runtime.model_files import read_json
 from bert_jax.tokenizers.huggingface import GOOGLE_ALBERT_FILENAME
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 CONFIG_FAMILIES = {"bert_config.json": "bert", GOOGLE_ALBERT_FILENAME: "albert"}
 """Files of configuration in Google's archives -> the family that they are of."""

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_jax.checkpoints import parameters
-from bert_jax.checkpoints.families import FORMATS, UNSUPPORTED
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
 from bert_jax.checkpoints.tensors import describe_adapter, read_tensors
-from bert_jax.downloads import read_json, read_optional
+from bert_jax.checkpoints.transformers_names import FORMATS, UNSUPPORTED
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.runtime.model_files import read_json, read_optional
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME as TOKENIZER_CONFIG
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 HEAD_KEY = "bert_jax_head"
 """Key of `config.json` that holds the settings of a task's head. transformers preserves it."""

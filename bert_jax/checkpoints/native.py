@@ -29,12 +29,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from bert_jax.buckets import absolute, as_path, is_bucket
 from bert_jax.checkpoints.checksums import check_files, write_checksums
 from bert_jax.checkpoints.parameters import aligned_zeros
-from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
-from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
+from bert_jax.runtime.buckets import absolute, as_path, is_bucket
+from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tokenizers.tokenizer import Tokenizer, tokenizer_from_bytes
 
 CHUNKS_PER_READ = 2
 COMMIT = "commit_success.txt"

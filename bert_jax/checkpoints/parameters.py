@@ -15,12 +15,12 @@ import jax
 import numpy as np
 from absl import logging
 
-from bert_jax.checkpoints.families import FORMATS, PRETRAINING_HEADS
+from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.objectives.replaced_tokens import ReplacedTokenHead
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 OPTIONAL_MODULES = ("encoder/pooler", *PRETRAINING_HEADS)
 """Parts that a model may lack, besides a task's head."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.downloads import check_not_pointer
+from bert_jax.runtime.model_files import check_not_pointer
 
 # Keys under which training loops store the weights in a checkpoint of their own.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from absl import logging
 
-from bert_jax.buckets import as_path, is_bucket
 from bert_jax.checkpoints.google import is_google, load_google
 from bert_jax.checkpoints.huggingface import load_huggingface
 from bert_jax.checkpoints.native import load_checkpoint
@@ -19,10 +18,11 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
-from bert_jax.downloads import find_snapshot, hub_hint, read_optional
-from bert_jax.errors import CheckpointError
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, generator_params
+from bert_jax.runtime.buckets import as_path, is_bucket
+from bert_jax.runtime.errors import CheckpointError
+from bert_jax.runtime.model_files import find_snapshot, hub_hint, read_optional
 
 # Bits that changed in a checkpoint without checksums often give larger ones; no model has any.
 MAX_WEIGHT = 1e18

@@ -12,7 +12,7 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import abstract_params
 from bert_jax.model.heads import HEADS
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
 def save_model(

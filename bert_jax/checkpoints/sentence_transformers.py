@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.checkpoints.tensors import read_tensors
-from bert_jax.downloads import read_json, read_list, read_optional
 from bert_jax.model.pooling import POOLINGS
+from bert_jax.runtime.model_files import read_json, read_list, read_optional
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME
 
 MODULES_FILENAME = "modules.json"

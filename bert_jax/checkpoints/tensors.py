@@ -12,7 +12,7 @@ import safetensors
 
 from bert_jax.checkpoints.flax_msgpack import read_flax, torch_name
 from bert_jax.checkpoints.pickled import read_pickle
-from bert_jax.downloads import check_not_pointer, read_json
+from bert_jax.runtime.model_files import check_not_pointer, read_json
 
 # Weights that are not read, with what to do.
 UNREADABLE = {

@@ -8,11 +8,11 @@ import shutil
 import jax
 import numpy as np
 
-from bert_jax.buckets import is_bucket
 from bert_jax.checkpoints.checksums import check_files, read_checksums
 from bert_jax.checkpoints.native import load_checkpoint, read_arrays, reading
 from bert_jax.checkpoints.read import MAX_WEIGHT, abstract_params, count_non_finite
-from bert_jax.errors import CheckpointError
+from bert_jax.runtime.buckets import is_bucket
+from bert_jax.runtime.errors import CheckpointError
 
 
 def load_training_state(directory: pathlib.Path) -> dict:

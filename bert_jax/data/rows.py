@@ -17,9 +17,9 @@ import zlib
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
-from bert_jax.buckets import as_path, copy_to_cache, is_bucket
 from bert_jax.data.packing import row_dtype
-from bert_jax.tokenization import Tokenizer, load_tokenizer
+from bert_jax.runtime.buckets import as_path, copy_to_cache, is_bucket
+from bert_jax.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 3

@@ -40,12 +40,12 @@ from bert_jax.model.architecture import (
 from bert_jax.model.encoder import num_stacked_layers
 from bert_jax.model.execution import Execution
 from bert_jax.model.heads import TARGET_SCALE, make_model, with_target_std
-from bert_jax.parts import import_part
+from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, check_bounds
 from bert_jax.training.optimizer import (
     Hyperparameters,

@@ -13,7 +13,6 @@ import numpy as np
 from absl import logging
 
 from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
-from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.finetune_setup import FinetuneSetup, index_leaves
 from bert_jax.finetuning.step import Prediction
 from bert_jax.finetuning.trials import (
@@ -23,6 +22,7 @@ from bert_jax.finetuning.trials import (
     stack_trees,
     tune_and_score,
 )
+from bert_jax.runtime.errors import NonFiniteLoss
 from bert_jax.sharding.rules import with_shardings
 from bert_jax.tasks.task import Split
 from bert_jax.training.state import TrainState

@@ -15,13 +15,13 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bert_jax.buckets import absolute, is_bucket
 from bert_jax.checkpoints import native
-from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.finetuning.step import Prediction
+from bert_jax.runtime.buckets import absolute, is_bucket
+from bert_jax.runtime.errors import NonFiniteLoss
 from bert_jax.tasks.task import Split
-from bert_jax.training import loop
+from bert_jax.training import monitoring
 from bert_jax.training.metrics import METRICS, MetricsWriter
 from bert_jax.training.workdir import write_json
 
@@ -83,7 +83,7 @@ class TrialRun:
 
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
-        values = loop.check_finite(step_metrics, step)
+        values = monitoring.check_finite(step_metrics, step)
         values = {f"train/{name}": float(value) for name, value in values.items()}
         schedule = self._setup.schedule(self.hyperparameters)
         values |= {"learning_rate": float(schedule(step - 1)), "seconds": seconds}

@@ -22,7 +22,7 @@ dotted name of a module elsewhere, which needs no edit in this package.
 
 from types import ModuleType
 
-from bert_jax.parts import import_part
+from bert_jax.runtime.named_modules import import_part
 
 
 def architecture_of(config) -> ModuleType:

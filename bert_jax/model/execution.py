@@ -1,9 +1,9 @@
 """Decides how the layers of a model run, and prepares parameters for it: the door to the fast path.
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
-change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu`, computes BERT's
-layers with TPU kernels and a gradient of its own. Only this file imports it; the reports of
-`bert_jax/tpu`, which count the cycles of the kernels, import these from here.
+change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu_kernels`, computes
+BERT's layers with TPU kernels and a gradient of its own. Only this file imports it, and the
+estimates in `bert_jax/pods`, which count the cycles of the kernels.
 """
 
 import dataclasses
@@ -18,9 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import CONTEXT
 from bert_jax.model.dropout import LayerDropout
-from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
-from bert_jax.model.tpu.blocks import needs_float32  # noqa: F401
-from bert_jax.model.tpu.layer import fuse_projections, run_encoder_layers
+from bert_jax.model.tpu_kernels import attention_kernel
+from bert_jax.model.tpu_kernels.layer import fuse_projections, run_encoder_layers
 from bert_jax.sharding.mesh import mesh_and_device
 from bert_jax.sharding.rules import data_axes, path_name
 

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.parts import import_part
+from bert_jax.runtime.named_modules import import_part
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]

@@ -15,8 +15,8 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
-from bert_jax.errors import INTERRUPTED
 from bert_jax.runtime.command_line import exit_now
+from bert_jax.runtime.errors import INTERRUPTED
 
 
 def initialize(

@@ -16,10 +16,16 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from bert_jax.buckets import is_bucket
-from bert_jax.errors import INTERRUPTED, PREEMPTED, CheckpointError, NonFiniteLoss, RunStopped
 from bert_jax.runtime import command_line, distributed, watchdog
+from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.command_line import exit_now
+from bert_jax.runtime.errors import (
+    INTERRUPTED,
+    PREEMPTED,
+    CheckpointError,
+    NonFiniteLoss,
+    RunStopped,
+)
 
 flags.disclaim_key_flags()  # `--help` of the main programs lists them.
 

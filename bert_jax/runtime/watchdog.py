@@ -9,8 +9,8 @@ import time
 
 from absl import logging
 
-from bert_jax.errors import INTERRUPTED, PREEMPTED
 from bert_jax.runtime.command_line import exit_now
+from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 
 
 class Watchdog:

@@ -16,8 +16,8 @@ import socket
 import threading
 import time
 
-from bert_jax.errors import PREEMPTED
 from bert_jax.runtime.command_line import exit_now
+from bert_jax.runtime.errors import PREEMPTED
 from bert_jax.training.workdir import write_json
 
 INTERVAL = 10  # Seconds between two heartbeats.

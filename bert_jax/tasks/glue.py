@@ -15,7 +15,7 @@ from bert_jax.tasks import scores, tables
 from bert_jax.tasks.labels import labels_from_config, read_labels
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tasks.text_classification import choose_metric, make_split, text_features
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _PAIR = ("sentence1", "sentence2")
 

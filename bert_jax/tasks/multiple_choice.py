@@ -12,7 +12,7 @@ from bert_jax.tasks.labels import read_labels
 from bert_jax.tasks.tables import drop_blank_rows, read_table, with_ids, with_split
 from bert_jax.tasks.task import Split, Task, limit_examples
 from bert_jax.tasks.text_classification import make_split, text_features
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 CHOICES = ("0", "1", "2", "3")

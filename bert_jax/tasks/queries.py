@@ -12,7 +12,7 @@ from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import field, text_field
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 QUERY_KEYS = ("id", "query", "positive", "negatives", "rank", "depth")
 # Words in a key that say which passages are right, in the formats of other libraries.

@@ -31,7 +31,7 @@ from bert_jax.tasks.queries import (
 )
 from bert_jax.tasks.retrieval_scores import TOP, find_ranks, rank_scores
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.bounds import POSITIVE, Bounds, check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")

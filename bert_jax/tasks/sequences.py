@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from bert_jax.data.features import make_sequence
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
 def tokenize(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import softmax
 
 from bert_jax.data.features import ModelInput, make_sequence
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 LABELS = ("start", "end")
 N_BEST = 20  # Number of answers proposed per question.

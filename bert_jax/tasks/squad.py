@@ -21,7 +21,7 @@ from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evaluate_v2
 from bert_jax.tasks.tables import field, id_field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.bounds import AT_LEAST_1, Bounds, check_bounds
 
 QUESTION_KEYS = ("id", "question", "context", "answers", "is_impossible")

@@ -30,8 +30,8 @@ from bert_jax.tasks.tagging_scores import (
     find_strict_entities,
 )
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
-from bert_jax.tokenization import Tokenizer
 from bert_jax.tokenizers.characters import BLANK, FORMAT, LETTER_VARIANT, MARKS, SYMBOL_VARIANT
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # Combining marks are letters, too. A word has format characters only inside, such as soft hyphens,
 # zero-width joiners and non-joiners; a zero-width space separates words.

@@ -24,7 +24,7 @@ from bert_jax.tasks.labels import (
 )
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # Names of heads -> functions of the predicted and the expected classes, label sets or values.
 METRICS_OF_HEADS = {

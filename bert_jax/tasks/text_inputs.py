@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
 from bert_jax.tasks.sequences import truncate_longest_first
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 Texts = str | Iterable[str]
 """A text, or several: a list, a tuple, an array, a column of a table, a generator."""

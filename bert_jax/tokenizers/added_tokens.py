@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Mapping
 
-from bert_jax.downloads import read_optional
+from bert_jax.runtime.model_files import read_optional
 from bert_jax.tokenizers.stored import SpecialTokens, ids_of_model
 
 SPECIAL_TOKENS_FILENAME = "special_tokens_map.json"

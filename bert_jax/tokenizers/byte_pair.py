@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import tokenizers
 
-from bert_jax.downloads import check_not_pointer
+from bert_jax.runtime.model_files import check_not_pointer
 from bert_jax.tokenizers.stored import SpecialTokens, ids_of_model
 
 VOCABULARY_JSON_FILENAME = "vocab.json"

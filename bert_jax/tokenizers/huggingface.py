@@ -6,7 +6,7 @@ import pathlib
 import warnings
 from collections.abc import Mapping
 
-from bert_jax.downloads import check_not_pointer, read_json, read_optional
+from bert_jax.runtime.model_files import check_not_pointer, read_json, read_optional
 from bert_jax.tokenizers.added_tokens import (
     add_piece,
     added_tokens,

@@ -13,8 +13,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from bert_jax.buckets import is_bucket
 from bert_jax.runtime import distributed
+from bert_jax.runtime.buckets import is_bucket
 from bert_jax.training.trackers import start_tracker
 from bert_jax.training.workdir import add_path_to_errors, check_claim, read_claim, write_text
 

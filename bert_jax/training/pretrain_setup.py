@@ -13,17 +13,17 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bert_jax.checkpoints.families import check_positions
+from bert_jax.checkpoints.transformers_names import check_positions
 from bert_jax.data.batches import abstract_rows
 from bert_jax.data.features import ONE_SEGMENT
 from bert_jax.data.rows import Rows
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.execution import Execution
 from bert_jax.objectives import Objective, find_objective
-from bert_jax.parts import import_part
+from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, check_bounds
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state

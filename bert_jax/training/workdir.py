@@ -16,10 +16,10 @@ from absl import logging
 from flax.traverse_util import flatten_dict
 
 import bert_jax
-from bert_jax.buckets import is_bucket
 from bert_jax.checkpoints.native import load_settings, saved_steps
-from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
+from bert_jax.runtime.buckets import is_bucket
+from bert_jax.runtime.errors import CheckpointError
 
 CLAIM = ".shared"  # Of process 0 of the last run: a random text.
 

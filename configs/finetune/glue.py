@@ -11,7 +11,7 @@ mismatched accuracy), QQP 71.2 (F1), QNLI 90.5, SST-2 93.5 (accuracy), CoLA 52.1
     python -m bert_jax.finetune --config=configs/finetune/glue.py:mrpc --workdir=runs/mrpc \
         --config.init_from=runs/base --config.data.directory=glue_data
 
-`glue.py:mrpc,roberta` has the recipe for a descendant of BERT, from configs/recipes.py: roberta,
+`glue.py:mrpc,roberta` has the recipe for a descendant of BERT, from recipes.py: roberta,
 distilbert, albert, electra_small, electra_base, electra_large or spanbert.
 
 `directory` is the GLUE download (with the folders CoLA, SST-2, ...), or tfds:glue/mrpc, prepared as
@@ -25,8 +25,7 @@ the download has it; `:ax` predicts only that. The paper omits WNLI and submits 
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs import recipes
-from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.finetune import recipes, text_classification
 
 
 def get_config(arg: str = "") -> ConfigDict:

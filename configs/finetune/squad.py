@@ -22,14 +22,13 @@ on each line, with `[]` for no answer (`:v2`). Ids are text or whole numbers, an
 null_odds.json, as the official scripts expect. In 2.0 a question is left unanswered if its null
 odds exceed the threshold that is best on dev, which the checkpoint stores. Without `data.train` the
 head of `init_from` predicts. `:runlocal` and `:v2,runlocal` are smoke runs; `:v1,electra_base` has
-the recipe for a descendant of BERT, from configs/recipes.py.
+the recipe for a descendant of BERT, from configs/finetune/recipes.py.
 """
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from bert_jax.configs import recipes
-from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.finetune import recipes, text_classification
 
 
 def get_config(arg: str = "v1") -> ConfigDict:

@@ -17,10 +17,10 @@ from bert_jax.checkpoints.native import Checkpointer, load_checkpoint, write_che
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.checkpoints.verify import print_summary, verify_checkpoint
-from bert_jax.errors import CheckpointError
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.state import TrainState
 from tests import helpers

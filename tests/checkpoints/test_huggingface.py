@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.families import FORMATS
 from bert_jax.checkpoints.huggingface import (
     HEAD_KEY,
     config_from_huggingface,
@@ -31,11 +30,12 @@ from bert_jax.checkpoints.parameters import (
     unexpected_tensors,
 )
 from bert_jax.checkpoints.read import read_model
-from bert_jax.errors import CheckpointError
+from bert_jax.checkpoints.transformers_names import FORMATS
 from bert_jax.inference import load
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
-from bert_jax.tokenization import tokenizer_from_bytes
+from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 from tests.helpers import (
     CONFIG,
     CONFIG_JSON,

@@ -20,8 +20,8 @@ from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_ste
 from bert_jax.checkpoints.parameters import model_settings, modules_of, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.checkpoints.verify import verify_checkpoint
-from bert_jax.errors import CheckpointError
 from bert_jax.model.config import BertConfig
+from bert_jax.runtime.errors import CheckpointError
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.state import TrainState

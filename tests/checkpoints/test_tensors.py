@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 from bert_jax.checkpoints.pickled import find_state_dict
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.tensors import read_tensors
-from bert_jax.downloads import find_snapshot
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.runtime.model_files import find_snapshot
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 

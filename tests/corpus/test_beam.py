@@ -10,7 +10,7 @@ from bert_corpus import inputs
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.plan import Plan
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import WORDS, random_text, write_vocabulary
 
 beam = pytest.importorskip("bert_corpus.beam")

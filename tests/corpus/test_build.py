@@ -21,7 +21,7 @@ from bert_corpus.config import LABELED_ROWS, ROWS, CorpusConfig
 from bert_corpus.readers import Document
 from bert_corpus.steps import Part, cut_into_parts, rows_of_group, split_hash
 from bert_jax.data.rows import Rows
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 from tests.helpers import (
     ROOT,
     VOCABULARY,
@@ -693,7 +693,7 @@ def test_killed_build_continues_to_the_same_corpus(tmp_path, monkeypatch):
     program = (
         "from bert_corpus import inputs, build\n"
         "from bert_corpus.config import CorpusConfig\n"
-        "from bert_jax.tokenization import load_tokenizer\n"
+        "from bert_jax.tokenizers.tokenizer import load_tokenizer\n"
         "import sys\n"
         "if __name__ == '__main__':\n"
         "    inputs.UNIT_BYTES = 20_000\n"

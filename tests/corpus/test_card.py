@@ -6,7 +6,7 @@ import struct
 from bert_corpus import card
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import random_text, write_vocabulary
 
 

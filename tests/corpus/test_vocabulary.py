@@ -12,8 +12,8 @@ from bert_corpus.config import CorpusConfig
 from bert_corpus.inputs import find_inputs, split_into_units
 from bert_corpus.vocabulary import text_of_units, train_vocabulary
 from bert_jax.data.rows import Rows
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from bert_jax.tokenizers.export import transformers_files
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 
 GERMAN = "Es ist schon spät. Das Wetter ist schön. Der Zug fahrt nicht, er fährt schnell.\n\n"
 

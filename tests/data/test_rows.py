@@ -12,7 +12,7 @@ from bert_corpus.config import CorpusConfig
 from bert_jax.data import rows as rows_module
 from bert_jax.data.packing import row_dtype
 from bert_jax.data.rows import END_BYTES, FORMAT_VERSION, CorpusError, Rows
-from bert_jax.tokenization import tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(50))]
 TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join(WORDS).encode())

@@ -13,8 +13,8 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import tagging, text_classification
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape
+from bert_jax.finetuning.finetune_teacher import check_same_tokens
 from bert_jax.finetuning.soft_targets import SOFT_LOSSES, with_soft_targets
-from bert_jax.finetuning.teacher import check_same_tokens
 from bert_jax.model.heads import HEADS, with_target_std
 from tests.helpers import WORDS, assert_trees_equal, saved_params, write_vocabulary, write_weights
 

@@ -17,7 +17,7 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.golden import make_families as golden
 
 

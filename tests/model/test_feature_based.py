@@ -24,7 +24,7 @@ from bert_jax.model.heads import FEATURE_BASED, TAGGING
 from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.tasks import tagging
 from bert_jax.tasks import tagging as task
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import ROOT, write_vocabulary
 
 SMALL = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}

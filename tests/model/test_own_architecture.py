@@ -24,10 +24,10 @@ from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution, uses_fast_path
 from bert_jax.model.layers import Embedding, TokenEmbedding
-from bert_jax.parts import import_part
+from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 from bert_jax.text_encoder import TextEncoder
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import model_config
 from tests.helpers import build_small_corpus, small_config, write_vocabulary
 

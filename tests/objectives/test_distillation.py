@@ -21,10 +21,10 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.objectives.distillation import Distillation, DistillationModel
 from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel, example_batch
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
-from bert_jax.training.teacher import read_teacher
+from bert_jax.training.pretrain_teacher import read_teacher
 from tests import suites
 from tests.helpers import assert_trees_equal, saved_params, small_config, write_vocabulary
 

@@ -14,7 +14,7 @@ from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks.conll import read_sentences
 from bert_jax.tasks.tag_sets import find_tag_set
 from bert_jax.tasks.tagging import tagging_features
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 WORDS = {"train": 203_621, "valid": 51_362, "test": 46_435}
 

@@ -18,7 +18,7 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import batch_of_row, build_small_corpus
 
 torch = pytest.importorskip("torch")

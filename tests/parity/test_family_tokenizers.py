@@ -12,9 +12,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 from bert_jax.data.features import make_sequence
 from bert_jax.tasks.masked_text import tokenize_masked
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from bert_jax.tokenizers.characters import BLANK
 from bert_jax.tokenizers.export import transformers_files
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 from tests.golden import make_tokenization as golden
 
 transformers = pytest.importorskip("transformers")
@@ -98,7 +98,7 @@ def assert_equal_offsets(tokenizer, expected, texts):
     """Compares the library's offsets, and ours in texts without hidden characters.
 
     Our offsets exclude white space at the ends, and characters that the normalizer drops belong to
-    the piece before them. Hidden characters belong to no piece: tests/test_tokenization.py.
+    the piece before them. Hidden characters belong to no piece: tests/tokenizers/test_tokenizer.py.
     """
     assert [offsets for _, offsets in tokenizer._encode_raw(texts)] == expected
     count = 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 from tests.golden import make_tokenization as golden
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer
 from tests.helpers import write_random_encoder, write_vocabulary
 

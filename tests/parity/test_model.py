@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints.export import params_to_huggingface
-from bert_jax.checkpoints.families import BERT
 from bert_jax.checkpoints.huggingface import config_from_huggingface, params_from_huggingface
+from bert_jax.checkpoints.transformers_names import BERT
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder

@@ -8,7 +8,7 @@ import pytest
 import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.read import read_model
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import ROOT, write_random_encoder, write_vocabulary
 
 for package in ("torch", "onnx", "onnxscript", "onnxruntime"):

@@ -22,13 +22,13 @@ import bert_jax
 from bert_jax.configs.finetune import retrieval as retrieval_config
 from bert_jax.configs.finetune import tagging as tagging_config
 from bert_jax.configs.finetune import text_classification as text_config
-from bert_jax.errors import CheckpointError
 from bert_jax.finetuning.finetune_setup import find_class_weights
 from bert_jax.model.heads import in_batch_loss
+from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tasks import retrieval, tagging, text_classification
 from bert_jax.tasks.scores import class_table
 from bert_jax.tasks.tables import read_table
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import ROOT
 
 if "BERT_JAX_REPORTS" not in os.environ:

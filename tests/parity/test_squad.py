@@ -19,7 +19,7 @@ from bert_jax.tasks import spans
 from bert_jax.tasks.spans import SpanConfig
 from bert_jax.tasks.squad import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v1, evaluate_v2
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.golden import make_squad_scores as golden
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bert_jax.tokenization import tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 from tests.golden import make_tokenization as golden
 
 NUM_TEXTS = 10_000

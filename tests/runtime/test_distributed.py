@@ -15,8 +15,8 @@ import bert_jax
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.data.batches import heldout_batches
 from bert_jax.data.rows import Rows
-from bert_jax.errors import PREEMPTED
 from bert_jax.runtime import distributed
+from bert_jax.runtime.errors import PREEMPTED
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step

@@ -17,7 +17,7 @@ import pytest
 
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps
 from bert_jax.checkpoints.verify import load_training_state
-from bert_jax.errors import PREEMPTED
+from bert_jax.runtime.errors import PREEMPTED
 from tests import helpers
 from tests.helpers import saved_params
 

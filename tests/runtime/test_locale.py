@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests import helpers
 
 TEXTS = ("schöne Größe", "体育 und Straße", "ein gutes Wort", "新闻")

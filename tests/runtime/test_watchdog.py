@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from bert_jax.errors import INTERRUPTED, PREEMPTED
 from bert_jax.runtime import watchdog
+from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 from bert_jax.runtime.watchdog import Watchdog
 from tests import helpers
 

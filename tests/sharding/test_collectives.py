@@ -18,11 +18,11 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
 from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.pods.estimate import hlo_cost
 from bert_jax.sharding import collectives
 from bert_jax.sharding.collectives import gather_data, sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, with_shardings
-from bert_jax.tpu import hlo_cost
 from bert_jax.training import pretrain_step
 
 

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding
 
 from bert_jax.configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 from bert_jax.data.batches import local_row_ranges
+from bert_jax.pods.estimate import compilation
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.tpu import compilation
 
 
 def test_size_minus_one_uses_the_remaining_devices():

@@ -11,7 +11,7 @@ import bert_jax
 from bert_jax import finetune
 from bert_jax.configs.finetune.glue import get_config
 from bert_jax.tasks import glue
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import write_random_encoder, write_tfds, write_vocabulary
 
 PAIRS = [("the river", "a town"), ('a "stone', "the king"), ("old road", "new city"), ("war", "")]

@@ -4,7 +4,7 @@ import numpy as np
 
 from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.tasks.masked_text import best_fills, tokenize_masked
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 from tests.helpers import train_bpe, write_vocabulary
 
 

@@ -12,7 +12,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.model import heads
 from bert_jax.tasks import retrieval
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.squad_to_retrieval import convert
 from tests.helpers import WORDS, write_vocabulary, write_weights
 

@@ -13,7 +13,7 @@ from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import Sentence, find_scheme, read_sentences
 from bert_jax.tasks.tagging import split_words, tag_texts
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import WORDS, train_bpe, write_vocabulary
 
 TRAIN = """-DOCSTART- -X- O

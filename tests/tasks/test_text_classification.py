@@ -16,7 +16,7 @@ from bert_jax.data.features import RowShape
 from bert_jax.tasks import text_classification
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import truncate_longest_first
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import WORDS, write_random_encoder, write_tfds, write_vocabulary
 
 TRAIN = "text,label\nthe river,b\na town,a\nold road,b\n"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bert_jax.data.features import make_sequence
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.stored import Layout
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 from tests.helpers import train_bpe
 
 TEXT = "The old boat crossed the river, and the boats of Zürich 😀 are old.\n" * 20

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 
 from bert_jax.data.features import make_sequence
-from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from bert_jax.tokenizers.export import transformers_files
+from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "boat", "crossed", "london", "uber", "über", "cafe", "café", "The", ".", "url"]

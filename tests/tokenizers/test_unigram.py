@@ -9,9 +9,9 @@ import pytest
 import sentencepiece
 
 from bert_jax.data.features import make_sequence
-from bert_jax.tokenization import load_tokenizer
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.stored import Layout
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 TEXT = 'The boats, of Zurich, are old. In 1999, 9, 19, and 29, the "river" crossed the boat.'
 TEXTS = (TEXT, TEXT.lower())

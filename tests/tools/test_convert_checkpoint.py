@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.errors import CheckpointError
+from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tools.convert_checkpoint import convert, read_result
 from tests.helpers import (
     CONFIG_JSON,

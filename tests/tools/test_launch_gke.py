@@ -15,9 +15,9 @@ import sys
 
 import pytest
 
-from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.tpu.job import LaunchError, run_gcloud
-from bert_jax.tpu.launch_gke import GkeJob
+from bert_jax.pods.launch.gke import GkeJob
+from bert_jax.pods.launch.job import LaunchError, run_gcloud
+from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 from tests import helpers
 
 # Logs its arguments and follows the plan: `attempts` has, for each start of the JobSet, the exit

@@ -12,9 +12,9 @@ import sys
 import psutil
 import pytest
 
-from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.tpu.job import LaunchError
-from bert_jax.tpu.launch import slice_size
+from bert_jax.pods.launch.cloud_tpu import slice_size
+from bert_jax.pods.launch.job import LaunchError
+from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 from tests import helpers
 
 TOOLS = helpers.ROOT / "tools"

@@ -14,7 +14,7 @@ from bert_corpus.card import read_samples
 from bert_corpus.config import CorpusConfig
 from bert_corpus.plan import Plan
 from bert_corpus.summary import summarize
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests import helpers
 
 ROOT = helpers.ROOT

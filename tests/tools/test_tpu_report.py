@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.tpu import compilation, hlo_cost, hlo_text
-from bert_jax.tpu.chips import CHIPS
+from bert_jax.pods.chips import CHIPS
+from bert_jax.pods.estimate import compilation, hlo_cost, hlo_text
 from bert_jax.training import metrics
 from tests.helpers import ROOT, run_each
 
@@ -280,7 +280,8 @@ def test_sweep_of_invalid_meshes_exits_with_an_error():
 # Runs --all with reports that are given, not compiled.
 REPORT_ALL = """
 import sys
-from bert_jax.tpu import pod_report, pod_table
+from bert_jax.pods.estimate import pod_table
+from bert_jax.pods.estimate import pod_report
 from bert_jax.tools import tpu_report
 
 phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)

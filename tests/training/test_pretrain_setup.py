@@ -12,7 +12,7 @@ from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import find_objective
-from bert_jax.tpu.compilation import UNCASED_ENGLISH
+from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH
 from bert_jax.training.pretrain_setup import (
     check_numbers,
     model_config,

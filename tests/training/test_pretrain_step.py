@@ -21,10 +21,10 @@ from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.masked_lm import MaskedLm, example_batch
+from bert_jax.pods.estimate.hlo_cost import COLLECTIVES
+from bert_jax.pods.estimate.hlo_text import array_bytes, parse_hlo
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data
-from bert_jax.tpu.hlo_cost import COLLECTIVES
-from bert_jax.tpu.hlo_text import array_bytes, parse_hlo
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import TrainState

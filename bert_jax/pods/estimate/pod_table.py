@@ -1,0 +1,104 @@
+"""Compares pods: all configurations in one table, or meshes and remat policies of one."""
+
+import importlib
+import pathlib
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from bert_jax.pods.chips import CHIPS, parse_topology
+from bert_jax.pods.estimate import pod_report, report_text
+from bert_jax.training.pretrain_setup import Phase
+
+PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in CHIPS]
+PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
+PODS += [f"roberta_{size}.py:v4" for size in ("base", "large")]
+PODS += [f"albert_{size}.py:v4" for size in ("base", "large", "xlarge", "xxlarge")]
+PODS += [f"electra_{size}.py:v4" for size in ("small", "base", "large")]
+PODS += ["spanbert.py:v4", "distilbert.py:v4", "tinybert.py:v4"]
+BEFORE, AFTER = "<!-- made by tools/tpu_report.py --all -->\n", "<!-- end of the table -->\n"
+MAX_FLOPS_ERROR = 0.03  # Relative difference of compiled and analytic FLOPs.
+
+
+def check_page(page: pathlib.Path) -> None:
+    """Raises ValueError if the table of `report_all` has no place in a Markdown file."""
+    if not page.exists() or not {BEFORE, AFTER} < set(
+        page.read_text(encoding="utf-8").splitlines(True)
+    ):
+        raise ValueError(
+            f"--markdown={page}: expected a file with the lines {BEFORE.strip()!r} and "
+            f"{AFTER.strip()!r}, to replace the table between them"
+        )
+
+
+def report_all(plan_phases: Callable[[ConfigDict], tuple], markdown: str | None) -> bool:
+    """Prints the table of all pod configurations, and writes it to the file `markdown`.
+
+    `plan_phases` returns the phases of a configuration and a tokenizer. Returns whether all steps
+    fit and, without remat, have the analytic number of FLOPs.
+    """
+    table = f"| {' | '.join(report_text.COLUMNS)} |\n|{' --- |' * len(report_text.COLUMNS)}\n"
+    print(table, end="")
+    all_fit, wrong_flops, footnote, assumed = True, [], "", {}
+    for name in PODS:
+        module, _, argument = name.partition(".py:")
+        config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config(argument)
+        report = pod_report.report(config, config.topology, *plan_phases(config))
+        all_fit &= report["fits"]
+        chip = parse_topology(config.topology)[0]
+        if CHIPS[chip].max_clock_hz:
+            assumed[chip] = None
+        for phase in report["phases"]:
+            row = report_text.format_table_row(name, report, phase)
+            print(row, end="", flush=True)
+            table += row
+            if not phase["fits"]:
+                continue
+            if (
+                report["remat"] == "none"
+                and abs(report_text.flops_ratio(phase) - 1) > MAX_FLOPS_ERROR
+            ):
+                wrong_flops.append(f"{name}, rows of {phase['max_seq_length']}")
+            if report_text.has_missing_cycles(phase):
+                footnote = report_text.FOOTNOTE
+    footnote += report_text.clock_footnote(list(assumed))
+    print(footnote, end="")
+    if wrong_flops:
+        print(
+            f"compiled FLOPs differ from the analytic ones by more than {MAX_FLOPS_ERROR:.0%}: "
+            + "; ".join(wrong_flops)
+        )
+    if markdown:
+        page = pathlib.Path(markdown)
+        start, _, rest = page.read_text(encoding="utf-8").partition(BEFORE)
+        page.write_text(
+            start + BEFORE + table + footnote + AFTER + rest.partition(AFTER)[2], encoding="utf-8"
+        )
+    return all_fit and not wrong_flops
+
+
+def print_sweep(
+    config: ConfigDict,
+    topology: str,
+    phases: list[Phase],
+    tokenizer,
+    meshes: list[str],
+    remat: list[str],
+) -> bool:
+    """Prints a line for each mesh and remat policy, and the best; returns whether any fits."""
+    fitting = []
+    for row in pod_report.sweep(config, topology, phases, tokenizer, meshes, remat):
+        print(report_text.format_sweep_row(row), flush=True)
+        fitting += [row] * row["fits"]
+    if not fitting:
+        print("nothing fits")
+        return False
+    best = min(fitting, key=report_text.exposed_hours)
+    print(f"best: {report_text.format_sweep_row(best)}")
+    if best["at_max_clock"]:
+        at_max = min(fitting, key=lambda row: report_text.exposed_hours(row["at_max_clock"]))
+        if at_max is not best:
+            row = report_text.format_sweep_row(at_max)
+            print(f"best at the fastest clock that the peak allows: {row}")
+        print(f"\n{report_text.caveats(topology)}")
+    return True

@@ -1,0 +1,270 @@
+"""Runs a job on a Cloud TPU slice, and restarts it on a new slice after each preemption.
+
+`tools/launch_tpu.py` documents the actions, which are the methods of `Slice`.
+"""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+
+from bert_jax.pods import chips
+from bert_jax.pods.launch import job
+from bert_jax.pods.launch.job import LaunchError, print_status
+from bert_jax.runtime.errors import PREEMPTED
+
+WORKER = "launch/code/tools/tpu_worker.sh"
+RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
+    **dict.fromkeys(("v2", "v3", "v4"), "tpu-ubuntu2204-base"),
+    "v5p": "v2-alpha-tpuv5",
+    "v5litepod": "v2-alpha-tpuv5-lite",
+    "v6e": "v2-alpha-tpuv6e",
+}
+# States of a queued resource, or of its TPU, that never become ACTIVE again.
+LOST = ("SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
+RESOURCE_IS_KEPT = (
+    "Nothing was stopped: if the slice exists, it is being billed, and its job may still be "
+    "running. `launch` resumes watching it, `follow` only shows the log, and `delete` deletes the "
+    "slice"
+)
+
+
+def slice_size(accelerator_type: str) -> tuple[str, int, int]:
+    """Returns (type of chip, number of chips, number of hosts); see cloud.google.com/tpu/docs."""
+    chip, num_chips = chips.parse_accelerator_type(accelerator_type) or ("", 0)
+    is_even = chip and chips.accelerator_type(chip, num_chips) == accelerator_type
+    if is_even and chips.default_shape(chip, num_chips):
+        per_host = 8 if chip in ("v5e", "v6e") and num_chips <= 8 else 4
+        return chip, num_chips, max(num_chips // per_host, 1)
+    name = accelerator_type.partition("-")[0]
+    job.check_served(name, "launch_tpu")
+    wrong = f"--accelerator_type={accelerator_type} is unknown"
+    if not accelerator_type:
+        wrong = "--accelerator_type is missing"
+    expected = "CHIP-N, such as v4-32, CHIP one of v2, v3, v4, v5litepod (v5e), v5p or v6e"
+    if name in chips.CORES_IN_NAME:
+        unit = "TensorCores" if chips.CORES_IN_NAME[name] == 2 else "chips"
+        expected = f"{name}-N, N the number of {unit} of a slice that exists"
+    if chip:
+        expected += f"; {chips.describe_nearest(chip, num_chips)}"
+    raise LaunchError(f"{wrong}: expected {expected}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A slice of a Cloud TPU pod, and the job that it runs.
+
+    Attributes:
+      root: the clone whose last commit the slice runs.
+      name, project, zone: of the slice in Google Cloud.
+      accelerator_type: such as v4-32.
+      runtime_version: TPU software version; "": the default of the accelerator type.
+      spot: whether the slice may be preempted.
+      bucket: mounted at /gcs on every host.
+      program: module of bert_jax to run.
+      max_restarts: maximum number of restarts by `launch`.
+      delete_when_done: whether `launch` deletes the slice at its end.
+      poll_seconds: seconds between queries of the slice's state.
+    """
+
+    root: pathlib.Path
+    name: str
+    project: str
+    zone: str
+    accelerator_type: str
+    runtime_version: str
+    spot: bool
+    bucket: str
+    program: str
+    max_restarts: int
+    delete_when_done: bool
+    poll_seconds: float
+
+    def gcloud(
+        self, *words: str, capture: bool = False, tries: int = 1
+    ) -> subprocess.CompletedProcess:
+        """Runs `gcloud compute tpus` until it succeeds, up to `tries` times."""
+        options = (f"--project={self.project}", f"--zone={self.zone}", "--quiet")
+        command = ["compute", "tpus", *words, *options]
+        if not capture:
+            print(shlex.join(["gcloud", *command]), flush=True)
+        for remaining in reversed(range(tries)):
+            result = job.run_gcloud(*command, capture_output=capture)
+            if result.returncode == 0 or not remaining:
+                return result
+            print_status("the command failed; trying again")
+            time.sleep(self.poll_seconds)
+
+    def ssh(self, command: str, worker: str = "all", **options) -> subprocess.CompletedProcess:
+        """Runs a command on the hosts, with the options of `gcloud`."""
+        # Without keepalive messages, ssh waits forever for a host that has vanished.
+        alive = "--ssh-flag=-oServerAliveInterval=60"
+        words = (self.name, f"--worker={worker}", alive, f"--command={command}")
+        return self.gcloud("tpu-vm", "ssh", *words, **options)
+
+    def slice_state(self, tries: int = 20) -> str:
+        """Returns the state of the slice, or NOT_FOUND. Raises TimeoutError after `tries` tries."""
+        describe = ("describe", self.name)
+        for attempt in range(tries):
+            time.sleep(self.poll_seconds if attempt else 0)
+            result = self.gcloud(
+                "queued-resources", *describe, "--format=value(state.state)", capture=True
+            )
+            if "NOT_FOUND" in result.stderr:
+                return "NOT_FOUND"
+            if result.returncode == 0:
+                break
+            print_status(f"cannot query {self.name}: {result.stderr.strip()}")
+        else:
+            raise TimeoutError(
+                f"gcloud did not report the state of {self.name}. {RESOURCE_IS_KEPT}"
+            )
+        state = result.stdout.strip()
+        if state == "ACTIVE":  # It stays ACTIVE for a while after its TPU is lost.
+            tpu = self.gcloud("tpu-vm", *describe, "--format=value(state)", capture=True)
+            state = (
+                "PREEMPTED" if tpu.stdout.strip() in LOST or "NOT_FOUND" in tpu.stderr else state
+            )
+        return state
+
+    def job_states(self) -> tuple[dict[str, str], str]:
+        """Returns {host: exit code, running or none} of the hosts that answer, and their output."""
+        output = self.ssh(f"bash {WORKER} status || echo $(hostname) none", capture=True).stdout
+        return dict(re.findall(r"^(\S+) (\d+|running|none)$", output, re.MULTILINE)), output
+
+    def create(self) -> bool:
+        """Requests the slice unless it exists, and waits. Returns whether it is active."""
+        if self.slice_state() == "NOT_FOUND":
+            version = (
+                self.runtime_version or RUNTIME_VERSIONS[self.accelerator_type.partition("-")[0]]
+            )
+            words = [f"--node-id={self.name}", f"--accelerator-type={self.accelerator_type}"]
+            words += [f"--runtime-version={version}", *["--spot"] * self.spot]
+            created = self.gcloud("queued-resources", "create", self.name, *words)
+            # If the connection was lost, the slice may exist although the command failed.
+            if created.returncode and self.slice_state() == "NOT_FOUND":
+                raise LaunchError(f"{self.name} was not created because of the error above")
+        last_state = None
+        while (state := self.slice_state()) not in ("ACTIVE", "FAILED", "NOT_FOUND", *LOST):
+            if state != last_state:
+                print_status(f"{self.name} is {state}")
+            last_state = state
+            time.sleep(self.poll_seconds)
+        if state == "NOT_FOUND":
+            raise LaunchError(f"{self.name} was deleted while waiting for it")
+        if state == "FAILED":
+            query = ("describe", self.name, "--format=value(state.failedData.error.message)")
+            reason = self.gcloud("queued-resources", *query, capture=True).stdout.strip()
+            unknown = "Google Cloud gave no reason; it may be quota, capacity or a flag"
+            raise LaunchError(f"the request for {self.name} FAILED: {reason or unknown}")
+        print_status(f"{self.name} is {state}{' and costs money' if state == 'ACTIVE' else ''}")
+        return state == "ACTIVE"
+
+    def copy(self, commit: str = "") -> None:
+        """Copies a commit (default: the last one) to every host and installs it."""
+        with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
+            job.pack_commit(self.root, commit or job.last_commit(self.root), archive.name)
+            target = f"{self.name}:launch.tar"
+            copied = self.gcloud("tpu-vm", "scp", archive.name, target, "--worker=all", tries=3)
+        unpack = "rm -rf launch/code && mkdir -p launch/code && tar -xf launch.tar -C launch/code"
+        install = f"{unpack} && bash {WORKER} install {self.bucket}"
+        if copied.returncode or self.ssh(install, tries=3).returncode:
+            raise LaunchError("the code could not be copied and installed; see the errors above")
+
+    def run(self, *arguments: str) -> str:
+        """Starts the job on every host, and follows it."""
+        num_hosts = slice_size(self.accelerator_type)[2]
+        multihost = ["--multihost", f"--num_processes={num_hosts}"] if num_hosts > 1 else []
+        command = ["bash", WORKER, "start", f"bert_jax.{self.program}", *arguments, *multihost]
+        self.ssh(shlex.join(command), tries=3)
+        return self.follow()
+
+    def follow(self) -> str:
+        """Shows the log until the job ends. Returns finished, failed or preempted."""
+        while True:
+            self.ssh(f"bash {WORKER} follow", worker="0")
+            states, output = self.job_states()
+            codes = set(states.values())
+            if codes == {"0"}:
+                return "finished"
+            if codes and codes <= {"0", str(PREEMPTED)}:
+                return "preempted"
+            if codes == {"none"}:
+                raise LaunchError(f"no job was started on {self.name}; `run` starts one")
+            # Still running, unreachable, or failed, perhaps because another host was lost.
+            state = self.slice_state()
+            if state in LOST:
+                return "preempted"
+            if state == "NOT_FOUND":
+                raise LaunchError(f"{self.name} was deleted")
+            if codes - {"0", str(PREEMPTED), "running", "none"}:
+                print(output)
+                return "failed"
+            lost = "lost the connection to worker 0, or waiting for the others"
+            print_status(f"{lost}: {states or 'no answer'}")
+            time.sleep(self.poll_seconds)
+
+    def launch(self, *arguments: str) -> str:
+        """Creates the slice, copies the code, and runs the job; again after each preemption."""
+        commit = job.last_commit(self.root)  # Restarts run the same code.
+        for restart in range(self.max_restarts + 1):
+            if restart:
+                print_status(f"{self.name} was preempted; restart {restart} of {self.max_restarts}")
+                self.delete()
+            try:
+                result, error = self.attempt(commit, *arguments), None
+            except (LaunchError, subprocess.CalledProcessError) as raised:
+                result, error = "preempted" if self.slice_state() in LOST else "failed", raised
+            if result != "preempted":
+                break
+        if self.delete_when_done:
+            self.delete()
+        else:
+            print_status(f"{self.name} is kept and costs money until you `delete` it")
+        if result == "failed" and error:
+            raise error
+        return result
+
+    def attempt(self, commit: str, *arguments: str) -> str:
+        """Runs the job to its end or to a preemption; follows one that is already running."""
+        existed = self.slice_state() == "ACTIVE"
+        if not self.create():
+            return "preempted"
+        if existed:
+            states, _ = self.job_states()
+            if "running" in states.values():
+                print_status(f"a job is already running on {self.name}; following it")
+                return self.follow()
+            if len(states) < slice_size(self.accelerator_type)[2]:
+                raise TimeoutError(f"not all hosts of {self.name} answer. {RESOURCE_IS_KEPT}")
+        self.copy(commit)
+        return self.run(*arguments)
+
+    def status(self) -> None:
+        """Prints the state of the slice, and of the job on every host."""
+        print(f"{self.name}: {self.slice_state()}\n{self.job_states()[1]}", end="")
+
+    def delete(self) -> None:
+        """Deletes the slice, if it exists."""
+        if self.slice_state() == "NOT_FOUND":
+            return
+        deleted = self.gcloud("queued-resources", "delete", self.name, "--force", tries=3)
+        if deleted.returncode and self.slice_state() != "NOT_FOUND":
+            raise LaunchError(f"{self.name} was not deleted and may cost money; `delete` it")
+        print_status(f"{self.name} was deleted")
+
+    def check_job(self, *arguments: str) -> None:
+        """Raises LaunchError for a job that would fail on the slice, simulated on this machine."""
+        chip, num_chips, _ = slice_size(self.accelerator_type)
+        num_devices = num_chips * (2 if chip in ("v2", "v3") else 1)
+        job.check_job(
+            self.root,
+            chip=chip,
+            num_chips=num_chips,
+            num_slices=1,
+            num_devices=num_devices,
+            job=[self.program, *arguments],
+        )

@@ -1,0 +1,167 @@
+"""Runs a job on TPU slices of a GKE cluster, which restarts it after each preemption.
+
+`tools/launch_gke.py` documents the actions, which are the methods of `GkeJob`.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import tempfile
+import time
+
+from bert_jax.pods.launch import job
+from bert_jax.pods.launch.job import LaunchError, print_status
+from bert_jax.pods.launch.jobset import Job, archive_path, make_jobset
+
+INSTALL_JOBSET = (
+    "the cluster has no JobSet: run `kubectl apply --server-side -f https://github.com/"
+    "kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml`"
+)
+LOG_IN = (
+    "log in with `gcloud auth login` and `gcloud container clusters get-credentials CLUSTER "
+    "--location=REGION --project=PROJECT`, or select the cluster with --context"
+)
+JOB_IS_KEPT = (
+    "Nothing was stopped: if the job exists, the cluster runs it, restarts it by itself, and is "
+    "being billed. `launch` or `follow` shows the log again, and `delete` ends the job"
+)
+# Labels of the pod of process 0.
+FIRST_POD = {"jobset.sigs.k8s.io/job-index": "0", "batch.kubernetes.io/job-completion-index": "0"}
+
+
+@dataclasses.dataclass(frozen=True)
+class GkeJob:
+    """A job in a GKE cluster.
+
+    Attributes:
+      name: of its JobSet.
+      context: of kubectl, which selects the cluster; "": the current one.
+      poll_seconds: seconds between queries of the job's status.
+    """
+
+    name: str
+    context: str
+    poll_seconds: float
+
+    def kubectl(self, *words: str, **options) -> subprocess.CompletedProcess:
+        """Runs `kubectl`, with the options of `subprocess.run`. Raises LaunchError without it."""
+        context = [f"--context={self.context}"] if self.context else []
+        try:
+            return subprocess.run(
+                ["kubectl", *words, *context],
+                check=False,
+                encoding="utf-8",
+                errors="replace",
+                **options,
+            )
+        except FileNotFoundError:
+            install = "gcloud components install kubectl gke-gcloud-auth-plugin"
+            raise LaunchError(f"kubectl is not installed: run `{install}`") from None
+
+    def query(self, tries: int = 20) -> dict | None:
+        """Returns the status of the JobSet, or None if there is none.
+
+        Raises TimeoutError after `tries` tries.
+        """
+        words = ("get", "jobset", self.name, "--output=json")
+        for attempt in range(tries):
+            time.sleep(self.poll_seconds if attempt else 0)
+            result = self.kubectl(*words, capture_output=True)
+            if result.returncode == 0:
+                return json.loads(result.stdout).get("status", {})
+            if "(NotFound)" in result.stderr:
+                return None
+            print_status(f"cannot query {self.name}: {without_log(result.stderr)}")
+        raise TimeoutError(f"kubectl did not reach the cluster. {JOB_IS_KEPT}")
+
+    def check_cluster(self) -> bool:
+        """Returns whether the JobSet exists. Raises LaunchError if the cluster cannot be used."""
+        result = self.kubectl("get", "jobset", self.name, capture_output=True)
+        if result.returncode and "(NotFound)" not in result.stderr:
+            no_jobset = "doesn't have a resource type" in result.stderr
+            advice = INSTALL_JOBSET if no_jobset else LOG_IN
+            raise LaunchError(f"{without_log(result.stderr)}\n{advice}")
+        return result.returncode == 0
+
+    def launch(self, root: pathlib.Path, settings: Job, arguments: list[str]) -> str:
+        """Copies the last commit of `root`, creates the JobSet, and follows it.
+
+        Only follows a job that is already running.
+        """
+        if (status := self.query()) is not None:
+            if result := outcome(status):
+                ended = job.describe_result(result)
+                raise LaunchError(f"{self.name} {ended}: `delete` it before the next launch")
+            print_status(f"{self.name} is already running; following it")
+            return self.follow()
+        commit = job.last_commit(root)  # Restarts run the same code.
+        with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
+            job.pack_commit(root, commit, archive.name)
+            target = archive_address(settings.bucket, commit)
+            if job.run_gcloud("storage", "cp", archive.name, target).returncode:
+                raise LaunchError(
+                    f"the commit was not copied to gs://{settings.bucket}; see the error above. It "
+                    "needs `gcloud auth login`, and a bucket that exists and that you may write to"
+                )
+        jobset = json.dumps(make_jobset(settings, commit, arguments))
+        # If the connection was lost, the job may exist, and be billed, although `apply` failed.
+        if self.kubectl("apply", "--filename=-", input=jobset).returncode and self.query() is None:
+            raise LaunchError("the cluster did not accept the job; see the error above")
+        print_status(f"{self.name} is created, and costs money once its pods run")
+        return self.follow()
+
+    def follow(self) -> str:
+        """Shows the log of process 0 until the job ends. Returns finished, failed or preempted."""
+        last_seen = None
+        while True:
+            # Fails until the pod runs, and ends with it; the status says more.
+            words = ("logs", "--follow", "--tail=200", "--container=job", self.pods(**FIRST_POD))
+            self.kubectl(*words, stderr=subprocess.DEVNULL)
+            if (status := self.query()) is None:
+                raise LaunchError(f"{self.name} was deleted")
+            if result := outcome(status):
+                if result == "failed":
+                    self.kubectl("logs", "--prefix", "--tail=40", "--container=job", self.pods())
+                return result
+            restarts = status.get("restarts", 0)
+            if restarts != last_seen:
+                restart = f"restart {restarts}: " if restarts else ""
+                print_status(f"{restart}waiting for the pods, which `status` lists")
+            last_seen = restarts
+            time.sleep(self.poll_seconds)
+
+    def pods(self, **labels: str) -> str:
+        """Returns kubectl's option that selects the pods, or those with further `labels`."""
+        labels = {"jobset.sigs.k8s.io/jobset-name": self.name} | labels
+        return "--selector=" + ",".join(f"{name}={value}" for name, value in labels.items())
+
+    def status(self) -> None:
+        """Prints the state of the JobSet and of its pods."""
+        self.kubectl("get", "jobset", self.name)
+        self.kubectl("get", "pods", "--output=wide", self.pods())
+
+    def delete(self) -> None:
+        """Deletes the JobSet, which ends the job; Autopilot then removes the hosts."""
+        if self.kubectl("delete", "jobset", self.name).returncode and self.query() is not None:
+            raise LaunchError(f"{self.name} was not deleted and may cost money; `delete` it again")
+
+
+def archive_address(bucket: str, commit: str) -> str:
+    """Returns the address from which the pods unpack the code of a commit."""
+    return f"gs://{bucket}/{archive_path(commit)}"
+
+
+def without_log(errors: str) -> str:
+    """Returns the errors of kubectl without the lines of its log, such as "E1126 17:01:23 ..."."""
+    return re.sub(r"^[A-Z]\d{4} .*\n", "", errors, flags=re.MULTILINE).strip()
+
+
+def outcome(status: dict) -> str:
+    """Returns how the job ended, by the status of its JobSet: finished, failed, preempted or ""."""
+    state = status.get("terminalState", "")
+    reasons = {condition.get("reason") for condition in status.get("conditions", [])}
+    if state == "Failed" and "ReachedMaxRestarts" in reasons:
+        return "preempted"
+    return {"Completed": "finished", "Failed": "failed"}.get(state, "")

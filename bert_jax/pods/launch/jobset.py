@@ -1,0 +1,245 @@
+"""Describes a job on TPU slices of a GKE cluster as a JobSet (jobset.sigs.k8s.io).
+
+A JobSet has one Kubernetes Job per slice, with one pod per host. The cluster restarts all of them
+when one is preempted.
+"""
+
+import dataclasses
+import math
+import re
+import shlex
+
+from bert_jax.pods.chips import describe_nearest, format_shape, slice_shapes
+from bert_jax.pods.launch import job
+from bert_jax.pods.launch.job import LaunchError
+from bert_jax.runtime.errors import PREEMPTED
+
+# By chip, from cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
+ACCELERATORS = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}
+TOPOLOGY_FORM = (
+    f"CHIP:SHAPE or CHIP:SHAPE:SLICES, such as v6e:4x4, CHIP one of {', '.join(ACCELERATORS)}"
+)
+CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
+# The exit codes that mean "run it again". JAX aborts a process that has lost another one: 134, or
+# 139 as process 1 of a container, whose SIGABRT the kernel ignores, so that abort() ends with an
+# invalid instruction. A pod that does not end in time gets SIGKILL, 137; SIGTERM before Python
+# handles it is 143.
+RESTARTABLE = (PREEMPTED, 134, 137, 139, 143)
+INITIALIZATION_TIMEOUT = 4 * 3600  # Seconds: another slice may get its capacity later.
+# Without a metadata cache, a host sees the files of the others at once.
+MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Slices of one kind of chip, all of the same shape."""
+
+    chip: str
+    shape: str  # Of a slice, in chips, such as 2x2x4.
+    num_slices: int
+
+    @property
+    def num_chips(self) -> int:
+        return math.prod(map(int, self.shape.split("x"))) * self.num_slices
+
+    @property
+    def hosts_per_slice(self) -> int:
+        return self.num_chips // self.num_slices // CHIPS_PER_HOST
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A job on TPU slices.
+
+    Attributes:
+      name: of the JobSet.
+      topology: the slices.
+      placement_policy: workload policy of the slices, which tpu7x slices with several hosts
+        need; "": none.
+      spot: whether they may be preempted.
+      grace_seconds: between SIGTERM and SIGKILL.
+      bucket: mounted at /gcs in every pod.
+      image: container image with Python 3.11 or newer.
+      program: module of bert_jax to run.
+      max_restarts: maximum number of restarts by the cluster.
+    """
+
+    name: str
+    topology: Topology
+    placement_policy: str
+    spot: bool
+    grace_seconds: int
+    bucket: str
+    image: str
+    program: str
+    max_restarts: int
+
+
+def parse_topology(text: str) -> Topology:
+    """Parses "v5e:4x4" or, for two slices, "v5e:4x4:2". Raises LaunchError if GKE has no such."""
+    chip, _, rest = text.partition(":")
+    shape, _, slices = rest.partition(":")
+    if not text:
+        raise LaunchError(f"--topology is missing: expected {TOPOLOGY_FORM}")
+    job.check_served(chip, "launch_gke")
+    if chip not in ACCELERATORS:
+        raise LaunchError(f"--topology={text}: there is no chip {chip!r}; expected {TOPOLOGY_FORM}")
+    sizes = tuple(map(int, re.findall(r"\d+", shape)))
+    exists = shape in map(format_shape, slice_shapes(chip))
+    form = f"expected {chip}:SHAPE or {chip}:SHAPE:SLICES"
+    if not exists or not re.fullmatch(r"[1-9]\d*|", slices):
+        nearest = "" if exists else f"; {describe_nearest(chip, math.prod(sizes), sizes)}"
+        raise LaunchError(f"--topology={text} does not exist: {form}{nearest}")
+    if math.prod(sizes) < CHIPS_PER_HOST:
+        machines = f"the machines of this launcher have {CHIPS_PER_HOST} chips"
+        raise LaunchError(f"--topology={text}: {machines}; the smallest slice is {chip}:2x2")
+    topology = Topology(chip, shape, int(slices or 1))
+    if topology.num_slices > 1 and topology.hosts_per_slice == 1:
+        raise LaunchError(f"--topology={text}: GKE connects only slices of several hosts")
+    return topology
+
+
+def check_placement(settings: Job) -> None:
+    """Raises LaunchError if GKE could not place the slices without a workload policy."""
+    topology = settings.topology
+    if topology.chip == "tpu7x" and topology.hosts_per_slice > 1 and not settings.placement_policy:
+        raise LaunchError(
+            f"slices of tpu7x:{topology.shape} need a workload policy: create one with `gcloud "
+            "compute resource-policies create workload-policy NAME --type=HIGH_THROUGHPUT "
+            f"--accelerator-topology={topology.shape} --region=REGION`, and set "
+            "--placement_policy=NAME"
+        )
+
+
+def make_jobset(settings: Job, commit: str, arguments: list[str]) -> dict:
+    """Returns the JobSet, as JSON values, that runs a job of the `commit` with these arguments."""
+    topology, annotations = settings.topology, {}
+    if topology.num_slices > 1:  # Each Job on a node pool, which is a slice, of its own.
+        name = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+        annotations[name] = "cloud.google.com/gke-nodepool"
+    # Any other failure of a pod restarts all slices, because each needs the others.
+    exit_codes = {"containerName": "job", "operator": "NotIn", "values": [*RESTARTABLE]}
+    rule = {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    slice_job = {
+        "parallelism": topology.hosts_per_slice,
+        "completions": topology.hosts_per_slice,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": exit_codes}]},
+        "template": make_pod(settings, pod_command(settings, commit, arguments)),
+    }
+    slices = {"name": "slice", "replicas": topology.num_slices, "template": {"spec": slice_job}}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": settings.name, "annotations": annotations},
+        "spec": {
+            "failurePolicy": {"maxRestarts": settings.max_restarts, "rules": [rule]},
+            "replicatedJobs": [slices],
+        },
+    }
+
+
+def make_pod(settings: Job, command: str) -> dict:
+    """Returns the template of the pods, each of which runs the shell `command` on its host."""
+    node = {
+        "cloud.google.com/gke-tpu-accelerator": ACCELERATORS[settings.topology.chip],
+        "cloud.google.com/gke-tpu-topology": settings.topology.shape,
+    }
+    if settings.placement_policy:
+        node["cloud.google.com/placement-policy-name"] = settings.placement_policy
+    tolerations = []
+    if settings.spot:
+        node["cloud.google.com/gke-spot"] = "true"
+        tolerations = [{"key": "cloud.google.com/gke-spot", "operator": "Exists"}]
+    container = {
+        "name": "job",
+        "image": settings.image,
+        "workingDir": "/root",
+        "command": ["bash", "-c", command],
+        "env": make_environment(settings),
+        # Of the TPU runtime, of JAX's coordinator, and of the exchange between slices.
+        "ports": [{"containerPort": port} for port in (8471, 8482, 8080)],
+        # Autopilot would evict a pod that installs more than its default of 1 GiB.
+        "resources": {
+            "limits": {"google.com/tpu": str(CHIPS_PER_HOST), "ephemeral-storage": "10Gi"}
+        },
+        "volumeMounts": [{"name": "bucket", "mountPath": "/gcs"}],
+    }
+    attributes = {"bucketName": settings.bucket, "mountOptions": MOUNT_OPTIONS}
+    bucket = {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes}
+    return {
+        "metadata": {"annotations": {"gke-gcsfuse/volumes": "true"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": settings.grace_seconds,
+            "nodeSelector": node,
+            "tolerations": tolerations,
+            "containers": [container],
+            "volumes": [{"name": "bucket", "csi": bucket}],
+        },
+    }
+
+
+def make_environment(settings: Job) -> list[dict]:
+    """Returns the variables by which JAX finds the slices; GKE sets the hosts of one.
+
+    JAX would ask the metadata server for a variable that is missing. An empty address stands for
+    the first host of the only slice.
+    """
+    label = "metadata.labels['jobset.sigs.k8s.io/job-index']"
+    index, first_host = {"valueFrom": {"fieldRef": {"fieldPath": label}}}, ""
+    if settings.topology.num_slices == 1:
+        index = {"value": "0"}
+    else:
+        first_host = f"{settings.name}-slice-0-0.{settings.name}"  # In the JobSet's own domain.
+    return [
+        {"name": "MEGASCALE_SLICE_ID"} | index,
+        {"name": "MEGASCALE_NUM_SLICES", "value": str(settings.topology.num_slices)},
+        {"name": "MEGASCALE_COORDINATOR_ADDRESS", "value": first_host},
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+    ]
+
+
+def pod_command(settings: Job, commit: str, arguments: list[str]) -> str:
+    """Returns the shell command of a pod: unpack the commit, install it, and become the job.
+
+    `exec` makes Python process 1 of its container, the one that gets SIGTERM. Each step before it
+    is tried three times, so that a short failure of the network on one host does not end the job. A
+    bucket that cannot be written, or that does not rename directories, as saving does, ends it.
+    """
+    num_hosts = settings.topology.hosts_per_slice * settings.topology.num_slices
+    if num_hosts > 1:
+        timeout = f"--initialization_timeout={INITIALIZATION_TIMEOUT}"
+        arguments = [*arguments, "--multihost", f"--num_processes={num_hosts}", timeout]
+    run = shlex.join(["python", "-m", f"bert_jax.{settings.program}", *arguments])
+    return f"""set -e
+retry() {{ "$@" || {{ sleep 20; "$@"; }} || {{ sleep 120; "$@"; }}; }}
+if ! mountpoint --quiet /gcs; then
+  echo "gs://{settings.bucket} is not mounted at /gcs: does the cluster have GcsFuseCsiDriver?" >&2
+  exit 1
+fi
+try=/gcs/.try.$HOSTNAME
+try_bucket() {{ mkdir -p $try/a && touch $try/a/file && mv $try/a $try/b && rm -r $try; }}
+if ! retry try_bucket; then
+  echo "gs://{settings.bucket} must be writable and have a hierarchical namespace" >&2
+  exit 1
+fi
+mkdir -p code
+retry tar -xf /gcs/{archive_path(commit)} -C code
+cd code
+retry python -m pip install --quiet --require-hashes --requirement=requirements.lock
+retry python -m pip install --quiet --editable='.[tpu,optuna]'
+exec {run}
+"""
+
+
+def archive_path(commit: str) -> str:
+    """Returns where the bucket holds the code of a commit."""
+    return f"launch/{commit}.tar"

@@ -1,0 +1,419 @@
+"""Converts text to token ids and back: WordPiece, byte-level BPE and unigram models behind one
+interface."""
+
+import base64
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import sentencepiece
+import tokenizers
+
+from bert_jax.runtime.model_files import check_not_pointer, find_snapshot, hub_hint
+from bert_jax.tokenizers import byte_pair, unigram
+from bert_jax.tokenizers.added_tokens import ADDED_TOKENS_FILENAME
+from bert_jax.tokenizers.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
+from bert_jax.tokenizers.huggingface import (
+    CONFIG_FILENAME,
+    GOOGLE_ALBERT_FILENAME,
+    TRANSFORMERS_FILENAME,
+    is_albert,
+    read_directory,
+)
+from bert_jax.tokenizers.stored import (
+    FILENAMES,
+    Layout,
+    SpecialTokens,
+    StoredTokenizer,
+    build_backend,
+    check_special_tokens,
+    lower_cases,
+    read_stored_json,
+    special_ids,
+    strips_accents,
+)
+from bert_jax.tokenizers.wordpiece import (
+    CONTINUATION,
+    VOCABULARY_FILENAME,
+    lower_case_of,
+    read_vocabulary,
+)
+
+SENTENCEPIECE_FILENAME = "spiece.model"
+SPECIAL_TOKENS = tuple(SpecialTokens())
+BLANK_CHARACTER = re.compile(rf"[\s{BLANK}]")
+VARIANT = re.compile(rf"{LETTER_VARIANT}|{SYMBOL_VARIANT}")
+
+
+class Tokenizer:
+    """The common interface of the tokenizers.
+
+    Special tokens are neither added nor recognized in a text, as in the released code.
+
+    Attributes:
+      filename, content: the standard name and the bytes of the file that stores the tokenizer in a
+        corpus or checkpoint; `tokenizer_from_bytes(filename, content)` restores it.
+      vocab_size: the number of ids.
+      special_ids: pad_id, unk_id, cls_id, sep_id and, unless it is None, mask_id.
+      mask_token: the mask as written in a text; None if the vocabulary has none.
+      word_start: bool [vocab_size], whether a piece begins a word. True for special tokens.
+      lower_case: whether text is lower-cased.
+      strips_accents: whether accents and other combining marks are removed from text.
+      casing: the same in words, with the reason, for the log.
+      splits_at_spaces: whether a text has the ids of its parts between spaces.
+      layout: how one or two texts become one sequence with special tokens.
+      word_prefix: what a word that follows another needs before it; a space in byte-level BPE.
+      mask_lstrip: whether a mask in a text takes the white space before it.
+    """
+
+    filename: str
+    splits_at_spaces = False
+    layout = Layout()
+    word_prefix = ""
+    mask_lstrip = False
+
+    def __init__(self, content: bytes, pieces: list[str], special_ids: list[int | None]):
+        self._pieces = pieces
+        self.content = content
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.vocab_size = len(pieces)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids
+        self.special_ids = tuple(index for index in special_ids if index is not None)
+        self.mask_token = None if self.mask_id is None else pieces[self.mask_id]
+        self.word_start = np.array([self._begins_word(piece) for piece in pieces])
+        self.word_start[list(self.special_ids)] = True
+
+    def __reduce__(self):  # Library objects are not sent to worker processes.
+        return tokenizer_from_bytes, (self.filename, self.content)
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        """Returns the ids of `text`, which does not begin a word if it `continues` after a mask."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text. Raises TypeError for a single string."""
+        _check_list("encode_batch", texts)
+        return self._encode_ids(list(texts))
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        """Returns the ids and the character offsets of each text.
+
+        Offsets are int32 [tokens, 2], (start, end), ascending. Combining accents that tokenization
+        drops belong to the previous piece. White space and format characters (zero-width spaces,
+        soft hyphens, control and private-use characters, U+FFFD) around a piece belong to none, so
+        that an answer ends before them; a piece of nothing else has an empty span. Variation
+        selectors belong to the symbols and ideographs that they change. Raises TypeError for a
+        single string.
+        """
+        _check_list("encode_with_offsets", texts)
+        texts = list(texts)
+
+        encoded = []
+        # Subclasses yield the ids and offsets of their library.
+        for text, (ids, raw_offsets) in zip(texts, self._encode_raw(texts), strict=True):
+            offsets = []
+            limits = [*(begin for begin, _ in raw_offsets[1:]), len(text)]
+            for (begin, end), limit in zip(raw_offsets, limits, strict=False):
+                end += len(re.match(r"\S*", text[end:limit])[0])
+                while begin < end and _is_blank(text, begin):
+                    begin += 1
+                while begin < end and _is_blank(text, end - 1):
+                    end -= 1
+                offsets.append((begin, end))
+            encoded.append((ids, np.array(offsets, np.int32).reshape(-1, 2)))
+        return encoded
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of `ids`, without what tokenization dropped."""
+        raise NotImplementedError
+
+    def id_to_token(self, token_id: int) -> str:
+        """Returns the piece of an id. Raises IndexError if there is none."""
+        if not 0 <= token_id < self.vocab_size:
+            raise IndexError(f"token id {token_id} is outside the {self.vocab_size:,} pieces")
+        return self._pieces[token_id]
+
+    def piece_text(self, token_id: int) -> str:
+        """Returns the text of a piece, without what says that it begins or continues a word."""
+        raise NotImplementedError
+
+    def token_to_id(self, token: str) -> int:
+        """Returns the id of a piece. Raises KeyError if there is none."""
+        return self._ids[token]
+
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        raise NotImplementedError
+
+    def _begins_word(self, piece: str) -> bool:
+        raise NotImplementedError
+
+
+class LibraryTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library.
+
+    It may have tokens of its own, which it finds before all other rules.
+    """
+
+    def __init__(self, stored: StoredTokenizer):
+        self.stored = stored
+        self.filename, self.casing = stored.filename, stored.casing
+        self.layout, self.mask_lstrip = stored.layout, stored.mask_lstrip
+        self._tokenizer = backend = stored.backend
+        self._added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        ids = special_ids(backend, stored.special_tokens)
+        self._ids = backend.get_vocab(with_added_tokens=True)
+        # Ids between others may have no piece.
+        pieces = [backend.id_to_token(i) or "" for i in range(max(self._ids.values()) + 1)]
+        for name, index in zip(stored.special_tokens, ids, strict=True):
+            if index is not None:  # A unigram model has it under another name.
+                pieces[index] = name
+                self._ids[name] = index
+        super().__init__(stored.content, pieces, ids)
+        self.lower_case, self.strips_accents = lower_cases(backend), strips_accents(backend)
+
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encoded]
+
+    def _encode_raw(self, texts: list[str]) -> Iterable[tuple[list[int], list]]:
+        for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False):
+            yield encoding.ids, encoding.offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+class WordPieceTokenizer(LibraryTokenizer):
+    """BERT's tokenizer: cleans the text, splits it at white space, punctuation and CJK characters,
+    then matches the longest piece first. Words that are too long or unmatched become [UNK].
+    """
+
+    def __init__(self, stored: StoredTokenizer):
+        super().__init__(stored)
+        backend = stored.backend
+        self.splits_at_spaces = (
+            isinstance(backend.normalizer, tokenizers.normalizers.BertNormalizer)
+            and isinstance(backend.pre_tokenizer, tokenizers.pre_tokenizers.BertPreTokenizer)
+            and not any(re.search(r"\s", content) for content in self._added)
+        )
+
+    def _begins_word(self, piece: str) -> bool:
+        return not piece.startswith(CONTINUATION)
+
+    def piece_text(self, token_id: int) -> str:
+        return self._pieces[token_id].removeprefix(CONTINUATION)
+
+
+class BytePairTokenizer(LibraryTokenizer):
+    """RoBERTa's byte-level BPE. "Ġ", the space before a word, begins it."""
+
+    word_prefix = " "
+
+    def __init__(self, stored: StoredTokenizer):
+        super().__init__(stored)
+        spec = json.loads(stored.backend.to_str())
+        byte_pair.byte_level_of(spec)["add_prefix_space"] = False
+        self._continuing = build_backend(spec, stored.filename)
+
+    def _begins_word(self, piece: str) -> bool:
+        return piece.startswith(byte_pair.SPACE) or piece in self._added
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        if continues:
+            return self._continuing.encode(text, add_special_tokens=False).ids
+        return super().encode(text)
+
+    def piece_text(self, token_id: int) -> str:
+        return self.decode([token_id]).removeprefix(self.word_prefix)
+
+
+class UnigramTokenizer(LibraryTokenizer):
+    """A unigram model with ALBERT's normalization, or another. "▁" begins a word."""
+
+    def __init__(self, stored: StoredTokenizer):
+        super().__init__(stored)
+        spec = json.loads(stored.backend.to_str())
+        unigram.metaspace_of(spec)["prepend_scheme"] = "never"
+        self._continuing = build_backend(spec, stored.filename)
+
+    def _begins_word(self, piece: str) -> bool:
+        return piece.startswith(unigram.SPACE) or piece in self._added
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        if not continues:
+            return super().encode(text)
+        part = re.match(r"\S*", text)[0]  # of a word
+        ids = self._continuing.encode(part, add_special_tokens=False).ids
+        return ids + super().encode(text[len(part) :])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return _joined(self._pieces[token_id] for token_id in ids)
+
+    def piece_text(self, token_id: int) -> str:
+        return self._pieces[token_id].removeprefix(unigram.SPACE)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model alone, which contains its normalization. "▁" begins a word."""
+
+    filename = SENTENCEPIECE_FILENAME
+
+    def __init__(self, content: bytes, source: str):
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except RuntimeError as error:
+            raise ValueError(f"{source} is not an intact SentencePiece model: {error}") from error
+        pieces = self._processor.id_to_piece(list(range(len(self._processor))))
+        # A model defines padding and unknown by id, whatever their names; -1 means none.
+        pad_and_unk = {"[PAD]": self._processor.pad_id(), "[UNK]": self._processor.unk_id()}
+        ids = {piece: index for index, piece in enumerate(pieces)} | pad_and_unk
+        self._ids = {piece: index for piece, index in ids.items() if index >= 0}
+        check_special_tokens(SPECIAL_TOKENS, self._ids, source)
+        super().__init__(content, pieces, [self._ids[name] for name in SPECIAL_TOKENS])
+        self.lower_case, reason = lower_case_of(pieces)
+        self.strips_accents = False
+        self.casing = f"normalized by its SentencePiece model ({reason})"
+        # Appends normalizer_spec.add_dummy_prefix=false: in a protocol buffer the last value wins.
+        content += b"\x1a\x02\x18\x00"
+        self._continuing = sentencepiece.SentencePieceProcessor(model_proto=content)
+
+    def _begins_word(self, piece: str) -> bool:
+        return piece.startswith(unigram.SPACE)
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        if continues and not text[:1].isspace():
+            return self._continuing.encode(text)
+        return super().encode(text)
+
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        # One thread: the corpus builder already runs one process per core.
+        return self._processor.encode(texts, num_threads=1)
+
+    def _encode_raw(self, texts: list[str]) -> Iterable[tuple[list[int], list]]:
+        encoded = self._processor.encode(texts, return_type="offset_mapping", num_threads=1)
+        for encoding in encoded:
+            yield encoding["ids"], encoding["offsets"]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        # SentencePiece would drop control symbols; show them, as WordPiece does.
+        return _joined(self._pieces[token_id] for token_id in ids)
+
+    def piece_text(self, token_id: int) -> str:
+        return self._pieces[token_id].removeprefix(unigram.SPACE)
+
+
+def _is_blank(text: str, index: int) -> bool:
+    """Returns whether a character is white space or format that belongs to no other."""
+    if not BLANK_CHARACTER.match(text, index):
+        return False
+    return not VARIANT.fullmatch(text, max(0, index - 1), index + 1)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    return "".join(pieces).replace(unigram.SPACE, " ").strip()
+
+
+def _check_list(method: str, texts: Sequence[str]) -> None:
+    """Raises TypeError for a string, whose characters would be taken for texts."""
+    if isinstance(texts, str):
+        raise TypeError(f"{method} takes a list of texts, got {texts!r:.60}: give [text] for one")
+
+
+def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> Tokenizer:
+    """Loads a WordPiece vocabulary (one piece per line), a SentencePiece model (`*.model`), or a
+    file that stores another tokenizer, such as the `bpe.json` of `tools/train_vocab.py`.
+
+    `path` may also be the directory of a corpus, of a run (its workdir, or a checkpoint), or of a
+    model of transformers, such as a folder of the hub's cache. The files beside a vocabulary of
+    such a model count, too. `lower_case` overrides what files or pieces say.
+
+    Raises FileNotFoundError, and ValueError for a file that is none of these or lacks a special
+    token.
+    """
+    name, path = str(path), find_snapshot(pathlib.Path(path))
+    if path.is_dir() and (stored := _find_in_checkpoints(path)):
+        return _read_from_checkpoint(stored, lower_case)
+    directory = path if path.is_dir() else path.parent
+    if _is_of_model(path, directory):
+        named = "" if path.is_dir() else path.name
+        if named and not path.exists():
+            raise FileNotFoundError(f"no vocabulary at {path}: there is no such file")
+        stored = read_directory(directory, lower_case, named)
+        return TOKENIZERS[stored.filename](stored)
+    names = (VOCABULARY_FILENAME, *FILENAMES.values(), SENTENCEPIECE_FILENAME)
+    if path.is_dir():  # Of a corpus, for example.
+        path = next((path / name for name in names if (path / name).exists()), path)
+    if not path.is_file():
+        fix = "train one with tools/train_vocab.py"
+        if path.is_dir():
+            fix = f"expected {', '.join(names)}, a model's files, or a run with a checkpoint"
+        elif hint := hub_hint(name):
+            fix = f"{hint}, and give DIR; or {fix}"
+        raise FileNotFoundError(f"no vocabulary at {path}; {fix}")
+    check_not_pointer(path)
+    return tokenizer_from_bytes(str(path), path.read_bytes(), lower_case)
+
+
+def _find_in_checkpoints(directory: pathlib.Path) -> pathlib.Path | None:
+    """Returns the file of the vocabulary in a checkpoint, or in any of a run, which have the same.
+
+    Returns None in other directories.
+    """
+    for pattern in ("", "*/", "checkpoints/*/", "best/*/"):
+        if found := sorted(directory.glob(f"{pattern}vocabulary/metadata")):
+            return found[-1]
+    return None
+
+
+def _read_from_checkpoint(path: pathlib.Path, lower_case: bool | None) -> Tokenizer:
+    """Reads the vocabulary of a checkpoint. Raises ValueError for a damaged one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        tokenizer = tokenizer_from_bytes(values["filename"], base64.b64decode(values["base64"]))
+        if tokenizer.sha256 != values["sha256"]:
+            raise ValueError("the vocabulary has another SHA-256 than is stored")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
+    if lower_case not in (None, tokenizer.lower_case):
+        raise ValueError(f"{path}: the casing of a checkpoint's tokenizer is fixed")
+    return tokenizer
+
+
+def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:
+    """Returns whether a vocabulary is of a model of transformers, whose files count with it."""
+    if path.name in (byte_pair.VOCABULARY_JSON_FILENAME, byte_pair.MERGES_FILENAME):
+        return True
+    if path.suffix == ".model":
+        return is_albert(directory)
+    beside = ("config.json", TRANSFORMERS_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
+    beside += (byte_pair.VOCABULARY_JSON_FILENAME, GOOGLE_ALBERT_FILENAME)
+    is_of_model = any((directory / name).exists() for name in beside)
+    return is_of_model and path.name in (directory.name, VOCABULARY_FILENAME, TRANSFORMERS_FILENAME)
+
+
+# The name of the file of a tokenizer of the library -> its class.
+TOKENIZERS = {
+    VOCABULARY_FILENAME: WordPieceTokenizer,
+    FILENAMES["WordPiece"]: WordPieceTokenizer,
+    FILENAMES["BPE"]: BytePairTokenizer,
+    FILENAMES["Unigram"]: UnigramTokenizer,
+}
+
+
+def tokenizer_from_bytes(
+    filename: str, content: bytes, lower_case: bool | None = None
+) -> Tokenizer:
+    """Builds a tokenizer from a file's name and bytes. Raises ValueError like `load_tokenizer`."""
+    if filename.endswith(".model"):
+        if lower_case is not None:
+            raise ValueError(f"{filename}: the casing of a SentencePiece model is fixed")
+        return SentencePieceTokenizer(content, filename)
+    if filename.endswith(".json"):
+        stored = read_stored_json(content, filename)
+    else:
+        stored = read_vocabulary(content, filename, lower_case)
+    return TOKENIZERS[stored.filename](stored)
