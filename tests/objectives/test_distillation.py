@@ -25,8 +25,8 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_teacher import read_teacher
-from tests import suites
 from tests.helpers import assert_trees_equal, saved_params, small_config, write_vocabulary
+from tests.suites import objectives as suites
 
 LOSSES = ("soft", "mlm", "cosine", "attention", "hidden", "embeddings")
 WEIGHTS = dict(zip(LOSSES, (5.0, 2.0, 1.0, 0.5, 0.25, 0.125), strict=True))

@@ -9,7 +9,7 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.objectives.left_to_right import LeftToRight
-from tests import suites
+from tests.suites import objectives as suites
 
 
 def reference(model, params, batch):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from bert_jax.objectives.masked_lm import MaskedLm
-from tests import suites
+from tests.suites import objectives as suites
 
 
 def reference(model, params, batch):

@@ -25,8 +25,8 @@ from bert_jax.objectives.replaced_tokens import (
     generator_params,
 )
 from bert_jax.training.metrics import perplexity
-from tests import suites
 from tests.helpers import build_small_corpus, saved_params, write_vocabulary
+from tests.suites import objectives as suites
 
 MASKING = suites.make_masking(mask_fraction=0.85, keep_fraction=0.15, random_fraction=0.0)
 OBJECTIVE = ReplacedTokens(MASKING, GeneratorSettings(hidden_fraction=0.5, num_layers=1))
