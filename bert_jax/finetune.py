@@ -38,6 +38,7 @@ from bert_jax.finetuning.trials import (
     TrialRun,
     labels_of_run,
     pad_to_trial_axis,
+    rank_of,
     seed_directories,
     stack_trees,
     summarize_seeds,
@@ -88,13 +89,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     }
     if jax.process_index() == 0:
         write_json(workdir / "result.json", result)
-    split, _, metric = setup.task.metric.rpartition("/")
-
-    def rank(result: dict) -> tuple[float, float]:  # As of the checkpoints of a run.
-        scores = result.get(split, {})
-        return scores.get(metric, 0.0), -scores.get("loss", 0.0)
-
-    best = max(finished, key=rank)
+    best = max(finished, key=lambda each: rank_of(each, setup.task.metric))
     return result | {"model": str(directories[best["seed"]])}
 
 

@@ -216,6 +216,19 @@ def score_split(split: Split, prediction: Prediction) -> dict[str, float]:
     return scores | ({"loss": prediction.loss} if scores and prediction.loss is not None else {})
 
 
+def rank_of(result: dict, metric: str) -> tuple[float, float]:
+    """Returns the score of a result for `metric`, and its negated loss: the best is the largest.
+
+    As the checkpoints of a run, results with equal scores are told apart by the loss. One that
+    diverged ranks last, and one without a score for the metric has 0.
+    """
+    if "diverged" in result:
+        return -math.inf, -math.inf
+    split, _, name = metric.rpartition("/")
+    scores = result.get(split, {})
+    return scores.get(name, 0.0), -scores.get("loss", math.inf)
+
+
 def pad_to_trial_axis(items: Sequence, mesh: Mesh) -> list:
     """Repeats the last of `items` until their number is a multiple of the `trial` axis."""
     return [*items, *[items[-1]] * (-len(items) % mesh.shape["trial"])]

@@ -41,16 +41,18 @@ from bert_jax.sweeps.summaries import (
 from bert_jax.training.workdir import write_text
 
 ABOUT_RANKING = (
-    "Sorted by the median dev score over seeds; a trial's score is its best checkpoint's. "
+    "Sorted by the median dev score over seeds, and of equal ones by the median loss; a trial's "
+    "score is its best checkpoint's. "
     "A diverged seed counts as worse than any score; if half of the seeds or more diverged, there "
     "is no median, and the configuration ranks last. std, the sample standard deviation (n - 1), "
     "min and max are of the seeds with a score. Collapsed trials (constant predictions) are "
     "included."
 )
 ABOUT_RANKING_OF_ONE_SEED = (
-    "Sorted by the dev score of the best checkpoint; a configuration that diverged has none, and "
-    "ranks last. Each has one seed: differences as small as those between seeds mean nothing "
-    "(num_seeds adds some). Collapsed trials (constant predictions) are included."
+    "Sorted by the dev score of the best checkpoint, and of equal ones by its loss; a "
+    "configuration that diverged has none, and ranks last. Each has one seed: differences as "
+    "small as those between seeds mean nothing (num_seeds adds some). Collapsed trials (constant "
+    "predictions) are included."
 )
 ABOUT_CURVES = "The best configurations are colored; all others are gray."
 ABOUT_MEDIAN_CURVES = (
@@ -80,7 +82,7 @@ def write(
     The scores of the best configuration are medians over its seeds.
     """
     summaries = [summarize(configuration, metric) for configuration in configurations]
-    ranked = sorted(summaries, key=lambda summary: -summary.median)
+    ranked = sorted(summaries, key=lambda summary: summary.rank, reverse=True)
     best = ranked[0]
     has_best = best.median > -math.inf
     scores = summarize_seeds(best.scored, metric)["scores"] if has_best else {}

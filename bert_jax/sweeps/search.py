@@ -59,15 +59,16 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Configu
             scored = []
             for (trial, values), (_, overridden) in zip(asked, overrides, strict=True):
                 configuration = configurations[repr(overridden)]
-                score = summarize(configuration, configuration.trials[0].result["metric"]).median
+                summary = summarize(configuration, configuration.trials[0].result["metric"])
+                score = summary.median
                 if score == -math.inf:  # At least half of its trials diverged.
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 else:
                     trial.report(score, stage)
-                    scored.append((score, trial, values))
-            scored.sort(key=lambda entry: -entry[0])  # Stable: ties go to the earlier one.
+                    scored.append((summary.rank, trial, values))
+            scored.sort(key=lambda entry: entry[0], reverse=True)  # Stable: the earlier one first.
             if num_epochs == epochs[-1]:
-                for score, trial, _ in scored:
+                for (score, _), trial, _ in scored:
                     study.tell(trial, score)
                 break
             kept = math.ceil(len(scored) * num_epochs / epochs[stage + 1])

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bert_jax.finetuning.trials import Trial
+from bert_jax.finetuning.trials import Trial, rank_of
 from bert_jax.sweeps.configurations import Configuration
 
 
@@ -24,6 +24,12 @@ class Summary(NamedTuple):
         num_diverged = sum(result is not None for result in self.results) - len(self.scores)
         scores = [*self.scores, *[-math.inf] * num_diverged]
         return statistics.median(scores) if scores else -math.inf
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The median score, and the negated median loss: the best configuration has the largest."""
+        losses = [rank_of(result, self.metric)[1] for result in self.scored]
+        return self.median, statistics.median(losses) if losses else -math.inf
 
     @property
     def scored(self) -> list[dict]:
@@ -69,10 +75,10 @@ def name_of_score(summaries: Sequence[Summary]) -> str:
 
 
 def best_trial(summary: Summary) -> Trial:
-    """Returns the trial of a configuration with the best score on dev."""
+    """Returns the trial of a configuration with the best score on dev; of equal ones, by loss."""
     pairs = zip(summary.configuration.trials, summary.results, strict=True)
-    scored = [trial for trial, result in pairs if result in summary.scored]
-    return scored[summary.scores.index(max(summary.scores))]
+    finished = [pair for pair in pairs if pair[1]]
+    return max(finished, key=lambda pair: rank_of(pair[1], summary.metric))[0]
 
 
 def status(result: dict | None) -> str:

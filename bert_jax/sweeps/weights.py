@@ -1,12 +1,11 @@
 """Removes the weights of all but the best trials, so that a large sweep fits on a disk."""
 
-import math
 import shutil
 from collections.abc import Sequence
 
 from absl import logging
 
-from bert_jax.finetuning.trials import Trial
+from bert_jax.finetuning.trials import Trial, rank_of
 from bert_jax.sweeps.configurations import Configuration
 from bert_jax.sweeps.programs import Program
 from bert_jax.sweeps.summaries import summarize
@@ -18,7 +17,7 @@ def remove_weights(
 ) -> None:
     """Removes `best` of the finished trials outside the `keep` best (0: keeps all).
 
-    They are ranked as in the report: by the median of their configuration, then by their own score.
+    They are ranked as in the report: by their configuration, then by their own score and loss.
     That is final once all seeds of a configuration have ended; until then its weights are kept, and
     so are the weights of an unfinished program, which may read them when it is resumed.
     """
@@ -43,9 +42,7 @@ def rank_trials(configurations: Sequence[Configuration], metric: str) -> list[Tr
         summary = summarize(configuration, metric)
         if None in summary.results:
             continue
-        scores = iter(summary.scores)
         for trial, result in zip(configuration.trials, summary.results, strict=True):
-            score = -math.inf if "diverged" in result else next(scores)
-            ranked.append(((summary.median, score), trial))
+            ranked.append(((summary.rank, rank_of(result, metric)), trial))
     ranked.sort(key=lambda entry: entry[0], reverse=True)  # Stable: ties go to the earlier one.
     return [trial for _, trial in ranked]
