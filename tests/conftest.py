@@ -41,7 +41,7 @@ import pytest
 from bert_jax.finetuning import finetune_setup
 from bert_jax.sharding import mesh
 from bert_jax.training import pretrain_setup
-from tests import helpers
+from tests.helpers.corpora import build_small_corpus
 
 pytest.register_assert_rewrite(
     "tests.predictions", "tests.suites"
@@ -112,9 +112,9 @@ def two_devices():
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> pathlib.Path:
-    return helpers.build_small_corpus(tmp_path_factory.mktemp("corpus64"))
+    return build_small_corpus(tmp_path_factory.mktemp("corpus64"))
 
 
 @pytest.fixture(scope="session")
 def long_corpus(tmp_path_factory) -> pathlib.Path:
-    return helpers.build_small_corpus(tmp_path_factory.mktemp("corpus128"), max_seq_length=128)
+    return build_small_corpus(tmp_path_factory.mktemp("corpus128"), max_seq_length=128)

@@ -18,7 +18,7 @@ from bert_jax.configs.finetune import (
 )
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import find_entities, find_runs
-from tests.helpers import WORDS
+from tests.helpers.corpora import WORDS
 
 
 def predict(config, model, workdir, **data):

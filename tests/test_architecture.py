@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers.commands import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (

@@ -38,15 +38,9 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import claim_workdir
-from tests.helpers import (
-    WORDS,
-    random_text,
-    saved_params,
-    small_config,
-    write_tfds,
-    write_vocabulary,
-    write_weights,
-)
+from tests.helpers.corpora import WORDS, random_text, write_tfds, write_vocabulary
+from tests.helpers.models import write_weights
+from tests.helpers.runs import saved_params, small_config
 
 
 @dataclasses.dataclass

@@ -17,8 +17,9 @@ from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.trials import Trial, summarize_seeds
 from bert_jax.runtime.errors import NonFiniteLoss
 from bert_jax.training.workdir import claim_workdir
-from tests import helpers
-from tests.helpers import WORDS, write_vocabulary, write_weights
+from tests.helpers import commands
+from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.models import write_weights
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -633,13 +634,13 @@ def test_two_processes_train_and_score_as_one(given, tmp_path):
     command += [f"--config.init_from={config.init_from}"]
     command += [f"--config.data.{name}={config.data[name]}" for name in ("train", "dev")]
     for name, count, devices in (("one", 1, 4), ("two", 2, 2)):
-        with helpers.ended(
-            helpers.launch(
+        with commands.ended(
+            commands.launch(
                 command, tmp_path / name, num_processes=count, devices_per_process=devices
             )
         ) as started:
-            statuses = helpers.finish(started)
-        assert not any(statuses), helpers.log_of(tmp_path / name).read_text()[-3000:]
+            statuses = commands.finish(started)
+        assert not any(statuses), commands.log_of(tmp_path / name).read_text()[-3000:]
     one, two = (saved_params(tmp_path / name) for name in ("one", "two"))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)

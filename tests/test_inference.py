@@ -26,7 +26,8 @@ from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
-from tests.helpers import ROOT, assert_trees_equal, batch_of_row
+from tests.helpers.commands import ROOT
+from tests.helpers.models import assert_trees_equal, batch_of_row
 
 NAN = float("nan")  # An empty cell of a table.
 

@@ -25,7 +25,9 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.convert_checkpoint import convert
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.state import TrainState
-from tests import helpers
+from tests.helpers.corpora import random_text, write_vocabulary
+from tests.helpers.models import write_random_encoder
+from tests.helpers.runs import small_config
 
 # What glob, TensorStore, etils, shells, URLs or other systems may take for something else.
 MISREAD = ("run[1]", "a\\b", "*", "?x", "[!a]*", "gs:", "{a}[{b}]")
@@ -57,8 +59,8 @@ def names(tested_always, others):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
-    tokenizer = load_tokenizer(helpers.write_vocabulary(directory / "vocab.txt"))
-    return bert_jax.load(helpers.write_random_encoder(directory / "encoder", tokenizer))
+    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
+    return bert_jax.load(write_random_encoder(directory / "encoder", tokenizer))
 
 
 def assert_same(params, expected) -> None:
@@ -115,11 +117,11 @@ def test_corpora_are_built_and_read_in_any_directory(name, tmp_path):
     directory = tmp_path / name
     directory.mkdir()
     text = directory / "text.txt"
-    text.write_text(helpers.random_text(20))
+    text.write_text(random_text(20))
     config = CorpusConfig(
         max_seq_length=64, max_sequences=4, heldout_fraction=0.2, sentences="lines", block_rows=16
     )
-    tokenizer = load_tokenizer(helpers.write_vocabulary(directory / "vocab.txt"))
+    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
     inputs = glob.escape(str(text)).replace(",", "?")  # Patterns, between commas.
     build_corpus(inputs, tokenizer, directory / "corpus", config, num_processes=1)
     for split in ("train", "heldout"):
@@ -128,8 +130,8 @@ def test_corpora_are_built_and_read_in_any_directory(name, tmp_path):
 
 
 def test_a_corpus_in_a_directory_that_is_not_unicode_is_refused(tmp_path):
-    tokenizer = load_tokenizer(helpers.write_vocabulary(tmp_path / "vocab.txt"))
-    (tmp_path / "text.txt").write_text(helpers.random_text(20))
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    (tmp_path / "text.txt").write_text(random_text(20))
     output = tmp_path / "\udcff"
     with pytest.raises(ValueError, match="is not UTF-8, which ArrayRecord needs"):
         build_corpus(str(tmp_path / "text.txt"), tokenizer, output, CorpusConfig())
@@ -141,7 +143,7 @@ def test_a_corpus_in_a_directory_that_is_not_unicode_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["run[1]", "a\\b", MANY])
 def test_runs_train_resume_and_export_in_any_directory(name, corpus, tmp_path):
     directory = tmp_path / name
-    config = helpers.small_config(corpus, num_steps=3, checkpoint_every=1)
+    config = small_config(corpus, num_steps=3, checkpoint_every=1)
     finished = pretrain.train_and_evaluate(config, directory / "pre")
     last = read_model(directory / "pre").params
     (directory / "pre/result.json").unlink()

@@ -30,8 +30,8 @@ from bert_jax.configs.finetune import (
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime import command_line, main
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests import helpers
-from tests.helpers import write_vocabulary
+from tests.helpers import commands
+from tests.helpers.corpora import write_vocabulary
 from tests.predictions import (
     check_answers,
     check_choices,
@@ -536,11 +536,11 @@ def test_command_names_its_files_last_and_two_processes_predict_as_one(tmp_path)
     command += [f"--config.init_from={model}", "--config.data.train=", f"--config.data.test={path}"]
     scores = []
     for name, count in (("one", 1), ("two", 2)):
-        with helpers.ended(
-            helpers.launch(command, tmp_path / name, num_processes=count, devices_per_process=2)
+        with commands.ended(
+            commands.launch(command, tmp_path / name, num_processes=count, devices_per_process=2)
         ) as started:
-            statuses = helpers.finish(started)
-        log = helpers.log_of(tmp_path / name).read_text()
+            statuses = commands.finish(started)
+        log = commands.log_of(tmp_path / name).read_text()
         assert not any(statuses), log[-3000:]
         printed = [line for line in log.splitlines() if line.startswith("Predictions: ")]
         assert printed == [f"Predictions: {tmp_path / name / 'predictions/test.jsonl'}"]

@@ -47,8 +47,9 @@ from bert_jax.training.pretrain_setup import (
 )
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.workdir import claim_workdir
-from tests import helpers
-from tests.helpers import build_small_corpus, random_text, saved_params, small_config
+from tests.helpers import commands
+from tests.helpers.corpora import build_small_corpus, random_text
+from tests.helpers.runs import saved_params, small_config
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -278,7 +279,7 @@ def test_longer_run_continues_as_documented_with_other_batches(
     with pytest.raises(ValueError, match=r"6 in .*, 12 now") as refused:
         pretrain.train_and_evaluate(config, workdir)
     command = re.search(r"python -m bert_jax\.pretrain (.*)\n", str(refused.value))[1].split()
-    documented = (helpers.ROOT / "docs/pretraining.md").read_text().partition("**A longer run.**")
+    documented = (commands.ROOT / "docs/pretraining.md").read_text().partition("**A longer run.**")
     documented = re.search(r"```\n(python .*?)```", documented[2], re.DOTALL)[1]
     assert re.findall(r"--[\w.]+", documented) == re.findall(r"--[\w.]+", " ".join(command))
 
@@ -430,7 +431,7 @@ COMMAND_LINES = {
 
 def test_wrong_flag_on_the_command_line_is_a_clear_error(tmp_path):
     command = [f"--workdir={tmp_path}", "--config=configs/pretrain/bert_tiny.py"]
-    results = helpers.run_each("bert_jax.pretrain", [[*command, each] for each in COMMAND_LINES])
+    results = commands.run_each("bert_jax.pretrain", [[*command, each] for each in COMMAND_LINES])
     for (code, errors), message in zip(results, COMMAND_LINES.values(), strict=True):
         assert code == 1 and message in errors and "Traceback" not in errors
     assert not list(tmp_path.iterdir())
@@ -440,16 +441,16 @@ def test_wrong_flag_on_the_command_line_is_a_clear_error(tmp_path):
 def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
-    with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
-        helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
+    with commands.ended(commands.start(workdir, corpus, *fields)) as started:
+        commands.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
         started[0].send_signal(signal.SIGINT)
-        assert helpers.finish(started) == [130]
-    log = helpers.log_of(workdir).read_text()
+        assert commands.finish(started) == [130]
+    log = commands.log_of(workdir).read_text()
     (step,) = saved_steps(workdir / "checkpoints")
     assert f"pretrain: Stopped and saved at step {step}" in log and "Traceback" not in log
-    with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
-        helpers.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
-    log = helpers.log_of(workdir).read_text()
+    with commands.ended(commands.start(workdir, corpus, *fields)) as started:
+        commands.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
+    log = commands.log_of(workdir).read_text()
     assert f"Resuming from step {step} in" in log
     pattern = r"rows of 64 tokens done ([\d.]+) s after the start, .*; (\d+) found in the cache"
     first = re.search(pattern, log)
@@ -461,12 +462,12 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
 def test_run_that_is_asked_to_stop_saves_the_step_and_exits_as_preempted(corpus, tmp_path, number):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
-    with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
-        helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
+    with commands.ended(commands.start(workdir, corpus, *fields)) as started:
+        commands.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
         started[0].send_signal(number)
-        assert helpers.finish(started) == [PREEMPTED]
+        assert commands.finish(started) == [PREEMPTED]
     (step,) = saved_steps(workdir / "checkpoints")
-    assert f"Stopped and saved at step {step}" in helpers.log_of(workdir).read_text()
+    assert f"Stopped and saved at step {step}" in commands.log_of(workdir).read_text()
     assert records(workdir)[-1]["step"] == step  # No trained step is lost.
 
 
@@ -475,14 +476,14 @@ def test_run_that_is_asked_to_stop_saves_the_step_and_exits_as_preempted(corpus,
 def test_run_whose_log_cannot_be_written_trains_to_its_end(corpus, tmp_path, lost):
     workdir, fields = tmp_path / "run", ("num_steps=4", "log_every=1", "checkpoint_every=2")
     if lost == "disk":
-        helpers.log_of(workdir).symlink_to("/dev/full")
-        helpers.run(workdir, corpus, *fields)
+        commands.log_of(workdir).symlink_to("/dev/full")
+        commands.run(workdir, corpus, *fields)
     else:
-        os.mkfifo(helpers.log_of(workdir))
-        reader = os.open(helpers.log_of(workdir), os.O_RDONLY | os.O_NONBLOCK)
-        with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
+        os.mkfifo(commands.log_of(workdir))
+        reader = os.open(commands.log_of(workdir), os.O_RDONLY | os.O_NONBLOCK)
+        with commands.ended(commands.start(workdir, corpus, *fields)) as started:
             os.close(reader)
-            assert helpers.finish(started) == [0]
+            assert commands.finish(started) == [0]
     assert [record["step"] for record in records(workdir)][-1] == 4
     assert saved_steps(workdir / "checkpoints")[-1] == 4 and (workdir / "result.json").exists()
 
@@ -490,21 +491,21 @@ def test_run_whose_log_cannot_be_written_trains_to_its_end(corpus, tmp_path, los
 def test_sighup_before_the_first_step_exits_as_preempted(corpus, tmp_path):
     """As SIGTERM, which tests/runtime/test_main.py raises."""
     workdir = tmp_path / "run"
-    with helpers.ended(helpers.start(workdir, corpus, "num_steps=1000")) as started:
-        helpers.wait_for(helpers.log_of(workdir), "Devices: ", started)
+    with commands.ended(commands.start(workdir, corpus, "num_steps=1000")) as started:
+        commands.wait_for(commands.log_of(workdir), "Devices: ", started)
         started[0].send_signal(signal.SIGHUP)
-        assert helpers.finish(started) == [PREEMPTED]
-    log = helpers.log_of(workdir).read_text()
+        assert commands.finish(started) == [PREEMPTED]
+    log = commands.log_of(workdir).read_text()
     assert "no training step was running: no step was saved. Run the same command again" in log
 
 
 def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):
     workdir = tmp_path / "run"
-    with helpers.ended(helpers.start(workdir, corpus, "num_steps=1000")) as started:
-        helpers.wait_for(helpers.log_of(workdir), "Devices: ", started)
+    with commands.ended(commands.start(workdir, corpus, "num_steps=1000")) as started:
+        commands.wait_for(commands.log_of(workdir), "Devices: ", started)
         started[0].send_signal(signal.SIGINT)
-        assert helpers.finish(started) == [130]
-    log = helpers.log_of(workdir).read_text()
+        assert commands.finish(started) == [130]
+    log = commands.log_of(workdir).read_text()
     assert "Traceback" not in log and "Fatal" not in log
 
 
@@ -600,7 +601,6 @@ def test_save_in_progress_is_completed_when_the_run_ends(corpus, tmp_path):
 import sys
 sys.path.insert(0, ".")
 from tests import conftest
-from tests.helpers import small_config
 from bert_jax import pretrain
 class Failing(pretrain.Checkpointer):
     def save(self, state):

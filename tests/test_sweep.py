@@ -34,7 +34,9 @@ from bert_jax.sweeps import (
     settings,
     summaries,
 )
-from tests import helpers
+from tests.helpers import commands
+from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.models import write_weights
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -48,13 +50,13 @@ FIELDS = {"max_seq_length": 16, "batch_size": 16, "num_epochs": 1.0, "eval_every
 def given(tmp_path_factory):
     """A directory with weights/, train.csv, dev.csv and test.csv."""
     directory = tmp_path_factory.mktemp("given")
-    vocabulary = helpers.write_vocabulary(directory / "vocab.txt")
-    helpers.write_weights(directory / "weights", vocabulary)
+    vocabulary = write_vocabulary(directory / "vocab.txt")
+    write_weights(directory / "weights", vocabulary)
     for seed, (name, count) in enumerate({"train": 61, "dev": 30, "test": 20}.items()):
         rng, lines = random.Random(seed), ["text,label"]
         for _ in range(count):
             label = rng.randrange(2)
-            words = rng.choices(helpers.WORDS[label::2], k=rng.randint(2, 9))
+            words = rng.choices(WORDS[label::2], k=rng.randint(2, 9))
             lines.append(f"{' '.join(words)},{('north', 'south')[label]}")
         (directory / f"{name}.csv").write_text("\n".join(lines) + "\n")
     return directory
@@ -243,8 +245,8 @@ def test_examples_and_weights_are_read_and_hashed_once_for_all_trials(given, tmp
 def test_no_task_reads_a_field_of_training():
     """Examples that one trial has read are those of all that differ in these fields only."""
     names = "|".join({field.split(".")[0] for field in finetune_setup.TRAINING_FIELDS})
-    files = [*helpers.ROOT.glob("bert_jax/tasks/*.py")]
-    files.append(helpers.ROOT / "bert_jax/finetuning/pretrained_head.py")
+    files = [*commands.ROOT.glob("bert_jax/tasks/*.py")]
+    files.append(commands.ROOT / "bert_jax/finetuning/pretrained_head.py")
     found = {
         match[1] for path in files for match in re.finditer(r"config\.(\w+)", path.read_text())
     }
@@ -801,9 +803,7 @@ def test_own_configuration_needs_only_base_and_what_is_varied(given, tmp_path, f
 
 
 def test_sweep_without_training_data_is_an_error(given, tmp_path):
-    weights = helpers.write_weights(
-        tmp_path / "weights", given / "vocab.txt", head=("north", "south")
-    )
+    weights = write_weights(tmp_path / "weights", given / "vocab.txt", head=("north", "south"))
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)}, data__train="")
     with config.unlocked():
         config.base.init_from = str(weights)
@@ -875,8 +875,8 @@ def sweep_command(given) -> list[str]:
 @pytest.fixture(scope="module")
 def uninterrupted(given, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
-    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
-        assert helpers.finish(started) == [0], helpers.log_of(workdir).read_text()
+    with commands.ended(commands.launch(sweep_command(given), workdir)) as started:
+        assert commands.finish(started) == [0], commands.log_of(workdir).read_text()
     return workdir
 
 
@@ -910,7 +910,7 @@ def test_sweep_killed_at_random_ends_with_the_report_of_an_uninterrupted_one(
     workdir, rng, results = tmp_path / "killed", random.Random(KILLS), {}
     for kill in range(KILLS):
         before = latest(workdir)
-        with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
+        with commands.ended(commands.launch(sweep_command(given), workdir)) as started:
             if rng.random() < 0.25:
                 wanted, delay = before, rng.uniform(0, 12)
             else:
@@ -924,8 +924,8 @@ def test_sweep_killed_at_random_ends_with_the_report_of_an_uninterrupted_one(
         assert results.items() <= after.items()  # None was written again.
         print(f"kill {kill + 1}: {latest(workdir)} steps, {len(after)} of 12 trials have ended")
         results = after
-    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
-        assert helpers.finish(started) == [0], helpers.log_of(workdir).read_text()
+    with commands.ended(commands.launch(sweep_command(given), workdir)) as started:
+        assert commands.finish(started) == [0], commands.log_of(workdir).read_text()
     assert results.items() <= results_of(workdir).items()
     assert_each_trial_ended_once(workdir)
     assert report_of(workdir) == report_of(uninterrupted)
@@ -934,13 +934,13 @@ def test_sweep_killed_at_random_ends_with_the_report_of_an_uninterrupted_one(
 @pytest.mark.slow
 def test_preempted_sweep_saves_and_resumes(given, uninterrupted, tmp_path):
     workdir = tmp_path / "run"
-    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
-        helpers.wait_until(lambda: latest(workdir) >= 10, "step 10 is not saved", started)
+    with commands.ended(commands.launch(sweep_command(given), workdir)) as started:
+        commands.wait_until(lambda: latest(workdir) >= 10, "step 10 is not saved", started)
         started[0].send_signal(signal.SIGTERM)
-        assert helpers.finish(started) == [PREEMPTED], helpers.log_of(workdir).read_text()
-    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
-        assert helpers.finish(started) == [0], helpers.log_of(workdir).read_text()
-    assert "Resuming from step" in helpers.log_of(workdir).read_text()
+        assert commands.finish(started) == [PREEMPTED], commands.log_of(workdir).read_text()
+    with commands.ended(commands.launch(sweep_command(given), workdir)) as started:
+        assert commands.finish(started) == [0], commands.log_of(workdir).read_text()
+    assert "Resuming from step" in commands.log_of(workdir).read_text()
     assert report_of(workdir) == report_of(uninterrupted)
 
 
@@ -953,15 +953,15 @@ def test_workers_that_share_a_directory_run_each_trial_once(given, uninterrupted
     names = [tmp_path / f"worker{number}" for number in range(2)]  # Each has its own log.
     for name in names:
         name.symlink_to(workdir)
-    workers = [helpers.launch(sweep_command(given), name)[0] for name in names]
-    with helpers.ended(workers):
+    workers = [commands.launch(sweep_command(given), name)[0] for name in names]
+    with commands.ended(workers):
         if victim is not None:
-            log = helpers.log_of(names[victim])
-            helpers.wait_for(log, "First step ", workers)
+            log = commands.log_of(names[victim])
+            commands.wait_for(log, "First step ", workers)
             workers[victim].kill()
             workers.pop(victim)
-        assert not any(helpers.finish(workers)), [helpers.log_of(n).read_text() for n in names]
-    logs = "".join(helpers.log_of(name).read_text() for name in names)
+        assert not any(commands.finish(workers)), [commands.log_of(n).read_text() for n in names]
+    logs = "".join(commands.log_of(name).read_text() for name in names)
     runs = re.findall(r"Program (\S+) \([12] of 2\): 6 trials, ", logs)
     assert len(runs) == 2 + (victim is not None) and set(runs) == {"1.1", "2.1"}
     assert_each_trial_ended_once(workdir)

@@ -23,7 +23,7 @@ from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.state import TrainState
-from tests import helpers
+from tests.helpers.corpora import write_vocabulary
 
 KINDS = ("pre-training", "fine-tuning")
 
@@ -31,7 +31,7 @@ KINDS = ("pre-training", "fine-tuning")
 @pytest.fixture(scope="module")
 def state(tmp_path_factory) -> tuple:
     """A training state with random numbers, its settings and its tokenizer."""
-    vocabulary = helpers.write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab.txt")
+    vocabulary = write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab.txt")
     tokenizer, rng = load_tokenizer(vocabulary), np.random.default_rng(0)
     config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
     shapes = flax.traverse_util.unflatten_dict(parameter_shapes(config), sep="/")

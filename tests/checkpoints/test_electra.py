@@ -16,7 +16,7 @@ from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, ReplacedTokenModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.convert_checkpoint import convert
-from tests.helpers import write_vocabulary
+from tests.helpers.corpora import write_vocabulary
 
 GENERATOR = {
     "hidden_fraction": 0.5,

@@ -12,7 +12,7 @@ import pytest
 from bert_jax.checkpoints.flax_msgpack import torch_name
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.tensors import read_tensors
-from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
+from tests.helpers.models import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 
 def flax_tree(tensors, dtype=np.float32):

@@ -13,15 +13,8 @@ from bert_jax.checkpoints.google import tensor_table
 from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.checkpoints.parameters import parameter_shapes, unexpected_tensors
 from bert_jax.checkpoints.read import read_model
-from tests.helpers import (
-    CONFIG,
-    CONFIG_JSON,
-    PIECES,
-    assert_trees_equal,
-    flat,
-    state_dict,
-    write_albert_vocabulary,
-)
+from tests.helpers.corpora import write_albert_vocabulary
+from tests.helpers.models import CONFIG, CONFIG_JSON, PIECES, assert_trees_equal, flat, state_dict
 
 # Names in uncased_L-12_H-768_A-12 as released, with {layer} for the layer's number.
 RELEASED = """

@@ -36,15 +36,15 @@ from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
-from tests.helpers import (
+from tests.helpers.commands import ROOT
+from tests.helpers.corpora import random_text
+from tests.helpers.models import (
     CONFIG,
     CONFIG_JSON,
     PIECES,
-    ROOT,
     assert_trees_equal,
     flat,
     linear,
-    random_text,
     state_dict,
 )
 

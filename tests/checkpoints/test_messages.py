@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import bert_jax
-from tests.helpers import CONFIG_JSON, PIECES, state_dict
+from tests.helpers.models import CONFIG_JSON, PIECES, state_dict
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 DECODER = {"cls.predictions.decoder.weight": np.zeros((131, 12))}

@@ -6,7 +6,8 @@ from huggingface_hub import ModelCard
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.read import read_model
-from tests.helpers import write_vocabulary, write_weights
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import write_weights
 
 ENCODER = {"architecture": {"family": "bert", "causal": False}}
 RETRIEVAL = {"max_query_length": 8}

@@ -25,7 +25,7 @@ from bert_jax.runtime.errors import CheckpointError
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.state import TrainState
-from tests.helpers import small_config
+from tests.helpers.runs import small_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from bert_jax.checkpoints.pickled import read_pickle
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.tensors import read_tensors
-from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
+from tests.helpers.models import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 STORAGES = {
     "float64": "DoubleStorage",

@@ -11,7 +11,7 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.sentence_transformers import read_modules
-from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
+from tests.helpers.models import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 SIZE = CONFIG_JSON["hidden_size"]
 TEXTS = ["the old river", "a", "the road of the king and the city"]

@@ -13,7 +13,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.runtime.model_files import find_snapshot
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
+from tests.helpers.models import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 
 def write_model(directory, tensors):

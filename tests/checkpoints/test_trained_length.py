@@ -11,7 +11,8 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, trained_length
 from bert_jax.checkpoints.read import read_model
 from bert_jax.pretrain import trained_lengths
-from tests.helpers import write_vocabulary, write_weights
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import write_weights
 
 TRAINED = 8  # of the 32 positions of the model
 LONG, SHORT = "river " * 20, "river water"

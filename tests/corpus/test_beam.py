@@ -11,7 +11,7 @@ from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.plan import Plan
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, random_text, write_vocabulary
+from tests.helpers.corpora import WORDS, random_text, write_vocabulary
 
 beam = pytest.importorskip("bert_corpus.beam")
 SETTINGS = {"sentences": "lines", "heldout_fraction": 0.2, "max_seq_length": 64}

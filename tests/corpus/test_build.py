@@ -22,8 +22,8 @@ from bert_corpus.readers import Document
 from bert_corpus.steps import Part, cut_into_parts, rows_of_group, split_hash
 from bert_jax.data.rows import Rows
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
-from tests.helpers import (
-    ROOT,
+from tests.helpers.commands import ROOT
+from tests.helpers.corpora import (
     VOCABULARY,
     random_text,
     train_bpe,

@@ -7,7 +7,7 @@ from bert_corpus import card
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import random_text, write_vocabulary
+from tests.helpers.corpora import random_text, write_vocabulary
 
 
 def test_card_has_the_counts_of_the_manifest_and_samples(tmp_path):

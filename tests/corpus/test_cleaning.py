@@ -15,7 +15,7 @@ from bert_corpus.plan import Plan
 from bert_corpus.steps import Report
 from bert_jax.data.rows import Rows
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, random_text, write_vocabulary
+from tests.helpers.corpora import WORDS, random_text, write_vocabulary
 
 
 def build(directory, text, name="corpus", **settings):

@@ -13,7 +13,7 @@ from bert_corpus.steps import split_hash
 from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.data.rows import Rows
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
-from tests.helpers import random_text, train_bpe, write_vocabulary
+from tests.helpers.corpora import random_text, train_bpe, write_vocabulary
 
 SAME_TO_A_MODEL = [
     ("old town", "old\r\ntown"),

@@ -13,7 +13,7 @@ from bert_corpus.manifest import check_skipped, count_in_words, make_manifest
 from bert_corpus.readers import read_documents
 from bert_corpus.steps import Report
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
-from tests.helpers import WORDS, random_text, write_vocabulary
+from tests.helpers.corpora import WORDS, random_text, write_vocabulary
 
 TOKENIZER = tokenizer_from_bytes("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
 

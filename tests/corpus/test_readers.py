@@ -27,7 +27,7 @@ from bert_corpus.readers import read_documents
 from bert_corpus.sentences import split_sentences
 from bert_jax.data.tfds import tfds_source
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import random_text, write_tfds, write_vocabulary
+from tests.helpers.corpora import random_text, write_tfds, write_vocabulary
 
 TEXT = tensorflow_datasets.features.Text()
 

@@ -27,7 +27,7 @@ from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep
 from bert_jax.training.pretrain_setup import check_numbers, model_config
 from experiments import story_endings
-from tests.helpers import ROOT
+from tests.helpers.commands import ROOT
 
 NAMES = sorted(
     path.stem

@@ -13,7 +13,13 @@ from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.finetune import retrieval, squad, swag, tagging, text_classification
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, random_text, train_bpe, write_albert_vocabulary, write_vocabulary
+from tests.helpers.corpora import (
+    WORDS,
+    random_text,
+    train_bpe,
+    write_albert_vocabulary,
+    write_vocabulary,
+)
 from tests.predictions import (
     check_answers,
     check_choices,

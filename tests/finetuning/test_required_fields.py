@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.required_fields import CONFIG_FILES, check_required_fields
-from tests.helpers import ROOT
+from tests.helpers.commands import ROOT
 
 FILES = sorted(path.stem for path in ROOT.glob("configs/finetune/[!_]*.py"))
 

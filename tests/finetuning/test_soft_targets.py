@@ -16,7 +16,9 @@ from bert_jax.data.features import LabelLayout, ModelInput, RowShape
 from bert_jax.finetuning.finetune_teacher import check_same_tokens
 from bert_jax.finetuning.soft_targets import SOFT_LOSSES, with_soft_targets
 from bert_jax.model.heads import HEADS, with_target_std
-from tests.helpers import WORDS, assert_trees_equal, saved_params, write_vocabulary, write_weights
+from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.models import assert_trees_equal, write_weights
+from tests.helpers.runs import saved_params
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 LENGTHS = (5, 3, 4)

@@ -7,7 +7,7 @@ import pytest
 from bert_jax.data.features import NO_LABEL
 from bert_jax.finetuning.step import fit_rows_per_microbatch
 from bert_jax.model.heads import in_batch_loss, make_model
-from tests.helpers import batch_of_row
+from tests.helpers.models import batch_of_row
 from tests.suites.heads import (
     APART,
     CASES,

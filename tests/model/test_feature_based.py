@@ -25,7 +25,8 @@ from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.tasks import tagging
 from bert_jax.tasks import tagging as task
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import ROOT, write_vocabulary
+from tests.helpers.commands import ROOT
+from tests.helpers.corpora import write_vocabulary
 
 SMALL = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}
 TAGGED = "the B-LOC\nriver I-LOC\nbuilt O\nking B-PER\nfound O\n"

@@ -29,7 +29,8 @@ from bert_jax.sharding.rules import EMBEDDING_SPEC
 from bert_jax.text_encoder import TextEncoder
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import model_config
-from tests.helpers import build_small_corpus, small_config, write_vocabulary
+from tests.helpers.corpora import build_small_corpus, write_vocabulary
+from tests.helpers.runs import small_config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,9 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_teacher import read_teacher
-from tests.helpers import assert_trees_equal, saved_params, small_config, write_vocabulary
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import assert_trees_equal
+from tests.helpers.runs import saved_params, small_config
 from tests.suites import objectives as suites
 
 LOSSES = ("soft", "mlm", "cosine", "attention", "hidden", "embeddings")

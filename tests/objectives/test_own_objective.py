@@ -20,7 +20,8 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
-from tests.helpers import build_small_corpus, small_config, write_vocabulary
+from tests.helpers.corpora import build_small_corpus, write_vocabulary
+from tests.helpers.runs import small_config
 from tests.suites import objectives as suites
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -25,7 +25,8 @@ from bert_jax.objectives.replaced_tokens import (
     generator_params,
 )
 from bert_jax.training.metrics import perplexity
-from tests.helpers import build_small_corpus, saved_params, write_vocabulary
+from tests.helpers.corpora import build_small_corpus, write_vocabulary
+from tests.helpers.runs import saved_params
 from tests.suites import objectives as suites
 
 MASKING = suites.make_masking(mask_fraction=0.85, keep_fraction=0.15, random_fraction=0.0)

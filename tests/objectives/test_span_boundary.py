@@ -19,7 +19,7 @@ from bert_jax.model.encoder import EncoderModel
 from bert_jax.objectives.span_boundary import NUM_PLACES, SpanBoundary
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings
-from tests.helpers import build_small_corpus
+from tests.helpers.corpora import build_small_corpus
 from tests.suites import objectives as suites
 
 CONFIG = suites.make_config(embedding_size=24)

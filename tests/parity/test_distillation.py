@@ -19,7 +19,8 @@ from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import batch_of_row, build_small_corpus
+from tests.helpers.corpora import build_small_corpus
+from tests.helpers.models import batch_of_row
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

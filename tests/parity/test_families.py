@@ -21,7 +21,7 @@ from bert_jax.model.layers import cross_entropy
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator, discriminator_sums
 from bert_jax.tokenizers.export import transformers_files
-from tests.helpers import train_bpe
+from tests.helpers.corpora import train_bpe
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -25,7 +25,8 @@ from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.training.optimizer import Hyperparameters, make_optimizer, make_schedule
 from bert_jax.training.state import TrainState
-from tests.helpers import train_bpe, write_torch_model
+from tests.helpers.corpora import train_bpe
+from tests.helpers.models import write_torch_model
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 

@@ -23,7 +23,8 @@ from bert_jax.model.heads import make_model
 from bert_jax.model.pretraining import PretrainingModel
 from bert_jax.model.replaced_tokens import Discriminator
 from bert_jax.tokenizers.export import transformers_files
-from tests.helpers import TORCH_PIECES, TORCH_SIZES, random_text, train_bpe
+from tests.helpers.corpora import random_text, train_bpe
+from tests.helpers.models import TORCH_PIECES, TORCH_SIZES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -11,7 +11,8 @@ from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.encoder import EncoderModel
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
-from tests.helpers import TORCH_PIECES, TORCH_SIZES, batch_of_row, write_albert_vocabulary
+from tests.helpers.corpora import write_albert_vocabulary
+from tests.helpers.models import TORCH_PIECES, TORCH_SIZES, batch_of_row
 
 tf = pytest.importorskip("tensorflow")
 torch = pytest.importorskip("torch")

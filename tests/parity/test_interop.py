@@ -14,7 +14,7 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.heads import HEADS, make_model
-from tests.helpers import assert_trees_equal, write_torch_model
+from tests.helpers.models import assert_trees_equal, write_torch_model
 
 SENTENCES = [
     "The river rises in the mountains and flows north to the sea.",

@@ -16,7 +16,8 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer
-from tests.helpers import write_random_encoder, write_vocabulary
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import write_random_encoder
 
 if importlib.util.find_spec("keras_hub") is None:
     pytest.skip("needs the environment .venv-keras", allow_module_level=True)

@@ -9,7 +9,9 @@ import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.read import read_model
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import ROOT, write_random_encoder, write_vocabulary
+from tests.helpers.commands import ROOT
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import write_random_encoder
 
 for package in ("torch", "onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)

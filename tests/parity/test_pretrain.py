@@ -16,7 +16,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
-from tests.helpers import build_small_corpus
+from tests.helpers.corpora import build_small_corpus
 
 
 def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp_path):

@@ -29,7 +29,7 @@ from bert_jax.tasks import retrieval, tagging, text_classification
 from bert_jax.tasks.scores import class_table
 from bert_jax.tasks.tables import read_table
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import ROOT
+from tests.helpers.commands import ROOT
 
 if "BERT_JAX_REPORTS" not in os.environ:
     pytest.skip("needs BERT_JAX_REPORTS=DIR", allow_module_level=True)

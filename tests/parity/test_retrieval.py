@@ -8,7 +8,7 @@ import pytest
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.tasks import retrieval
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, write_vocabulary
+from tests.helpers.corpora import WORDS, write_vocabulary
 
 NAMES = {"mrr": "mrr@k", "accuracy": "accuracy@k", "recall": "recall@k"}
 

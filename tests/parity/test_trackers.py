@@ -10,7 +10,9 @@ from flax.traverse_util import flatten_dict
 
 from bert_jax import finetune, pretrain
 from bert_jax.configs.finetune import text_classification
-from tests.helpers import WORDS, small_config, write_vocabulary, write_weights
+from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.models import write_weights
+from tests.helpers.runs import small_config
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

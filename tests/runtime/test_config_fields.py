@@ -9,7 +9,7 @@ from ml_collections.config_dict import placeholder
 
 from bert_jax.runtime.command_line import define_config, parse_flags, print_config_fields
 from bert_jax.runtime.config_fields import describe_fields, format_fields
-from tests.helpers import ROOT
+from tests.helpers.commands import ROOT
 
 CONFIGS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("configs/*/[!_]*.py"))
 

@@ -21,8 +21,9 @@ from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step
 from bert_jax.training.workdir import claim_workdir
-from tests import helpers
-from tests.helpers import saved_params
+from tests.helpers import commands
+from tests.helpers.corpora import build_small_corpus
+from tests.helpers.runs import saved_params
 
 STEPS = ("num_steps=4", "log_every=2", "checkpoint_every=2", "eval_every=2")
 
@@ -40,7 +41,7 @@ def read_result(workdir) -> dict:
 def one_process(corpus, tmp_path_factory):
     """A run of one process with four devices."""
     workdir = tmp_path_factory.mktemp("one") / "run"
-    helpers.run(workdir, corpus, *STEPS, devices_per_process=4)
+    commands.run(workdir, corpus, *STEPS, devices_per_process=4)
     return workdir
 
 
@@ -49,7 +50,7 @@ def eight_devices(corpus, tmp_path_factory):
     """A run of two processes with four devices each, and sharded weight updates."""
     workdir = tmp_path_factory.mktemp("eight") / "run"
     fields = (*STEPS, "shard_weight_update=True")
-    helpers.run(workdir, corpus, *fields, num_processes=2, devices_per_process=4)
+    commands.run(workdir, corpus, *fields, num_processes=2, devices_per_process=4)
     return workdir
 
 
@@ -67,7 +68,7 @@ def test_several_processes_train_the_same_parameters_as_one(
     """With the data, fsdp or tensor axis of the mesh across processes."""
     workdir = tmp_path / "run"
     options = {"num_processes": num_processes, "devices_per_process": devices_per_process}
-    helpers.run(workdir, corpus, *STEPS, *mesh, **options)
+    commands.run(workdir, corpus, *STEPS, *mesh, **options)
     assert largest_difference(saved_params(one_process), saved_params(workdir)) < 1e-5
     expected, result = read_result(one_process), read_result(workdir)
     for name in ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "unigram_entropy"):
@@ -77,7 +78,7 @@ def test_several_processes_train_the_same_parameters_as_one(
     assert steps == sorted(steps) and len(set(lines)) == len(lines)
     # Only process 0 writes and prints.
     assert len(list((workdir / "tensorboard").iterdir())) == 1
-    assert "mlm_loss" not in helpers.log_of(workdir, 1).read_text()
+    assert "mlm_loss" not in commands.log_of(workdir, 1).read_text()
 
 
 @pytest.mark.slow
@@ -94,8 +95,8 @@ def test_checkpoint_of_eight_devices_on_two_hosts_resumes_on_other_devices(
     shutil.copytree(eight_devices, workdir, ignore=shutil.ignore_patterns("compiled", "4"))
     (workdir / "result.json").unlink()
     options = {"num_processes": num_processes, "devices_per_process": devices_per_process}
-    helpers.run(workdir, corpus, *STEPS, **options)
-    assert "Resuming from step 2 in" in helpers.log_of(workdir).read_text()
+    commands.run(workdir, corpus, *STEPS, **options)
+    assert "Resuming from step 2 in" in commands.log_of(workdir).read_text()
     assert largest_difference(saved_params(eight_devices), saved_params(workdir)) < 1e-5
     expected, result = read_result(eight_devices), read_result(workdir)
     assert result["mlm_loss"] == pytest.approx(expected["mlm_loss"], abs=1e-5)
@@ -127,18 +128,18 @@ def test_two_processes_stopped_by_a_signal_and_resumed_equal_one_process(corpus,
     """The signal reaches one process, and both save the same step; SIGHUP becomes SIGTERM there."""
     workdir, fields = tmp_path / "run", ("num_steps=60", "log_every=1", "checkpoint_every=1000")
     options = {"num_processes": 2, "devices_per_process": 2}
-    with helpers.ended(helpers.start(workdir, corpus, *fields, **options)) as processes:
-        helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
+    with commands.ended(commands.start(workdir, corpus, *fields, **options)) as processes:
+        commands.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
         processes[1].send_signal(number)
-        assert helpers.finish(processes) == [PREEMPTED] * 2
-    step = int(re.search(r"saved at step (\d+)", helpers.log_of(workdir).read_text())[1])
+        assert commands.finish(processes) == [PREEMPTED] * 2
+    step = int(re.search(r"saved at step (\d+)", commands.log_of(workdir).read_text())[1])
     assert step < 60 and saved_steps(workdir / "checkpoints") == [step]
     (*_, last) = (workdir / "metrics.jsonl").read_text().splitlines()
     assert json.loads(last)["step"] == step  # No step was trained after the saved one.
 
-    helpers.run(workdir, corpus, *fields, **options)
-    assert f"Resuming from step {step} in" in helpers.log_of(workdir).read_text()
-    helpers.run(tmp_path / "one", corpus, *fields, devices_per_process=4)
+    commands.run(workdir, corpus, *fields, **options)
+    assert f"Resuming from step {step} in" in commands.log_of(workdir).read_text()
+    commands.run(tmp_path / "one", corpus, *fields, devices_per_process=4)
     assert largest_difference(saved_params(tmp_path / "one"), saved_params(workdir)) < 1e-5
     steps = [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").open()]
     assert steps == sorted(steps) and set(steps) == set(range(1, 61))
@@ -149,7 +150,7 @@ def many_heldout_rows(tmp_path_factory):
     """A corpus with over 100 held-out batches of four rows."""
     directory = tmp_path_factory.mktemp("many")
     sizes = {"max_seq_length": 16, "max_sequences": 1}
-    corpus = helpers.build_small_corpus(directory, num_documents=130, heldout_fraction=0.5, **sizes)
+    corpus = build_small_corpus(directory, num_documents=130, heldout_fraction=0.5, **sizes)
     assert Rows(corpus, "heldout").num_rows > 400
     return corpus
 
@@ -167,7 +168,7 @@ def many_heldout_rows(tmp_path_factory):
 def test_two_processes_evaluate_many_batches_without_a_deadlock(many_heldout_rows, tmp_path, mesh):
     fields = ("num_steps=2", "warmup_steps=0", "eval_batch_size=4", *mesh)
     options = {"num_processes": 2, "devices_per_process": 2}
-    helpers.run(tmp_path / "run", many_heldout_rows, *fields, **options)
+    commands.run(tmp_path / "run", many_heldout_rows, *fields, **options)
 
 
 @pytest.mark.slow
@@ -176,25 +177,25 @@ def test_process_that_waits_for_another_exits_when_asked_to_stop(corpus, tmp_pat
     # It would wait for a save for any time, and another activity would be named.
     fields += ("checkpoint_every=1000", "eval_every=1000")
     workdir = tmp_path / "run"
-    started = helpers.start(workdir, corpus, *fields, num_processes=2, stop_timeout=2)
-    with helpers.ended(started) as processes:
-        helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
+    started = commands.start(workdir, corpus, *fields, num_processes=2, stop_timeout=2)
+    with commands.ended(started) as processes:
+        commands.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
         processes[1].send_signal(signal.SIGSTOP)
         processes[0].send_signal(signal.SIGTERM)
-        assert helpers.finish(processes[:1]) == [PREEMPTED]
-    log = helpers.log_of(workdir).read_text()
+        assert commands.finish(processes[:1]) == [PREEMPTED]
+    log = commands.log_of(workdir).read_text()
     assert re.search(r"asked to stop, but no progress for \d+ s while running step", log)
 
 
 @pytest.mark.slow
 def test_different_settings_are_reported_before_the_first_step(corpus, tmp_path):
     workdir, flags = tmp_path / "run", ("--config.learning_rate=0.5",)
-    started = helpers.start(workdir, corpus, num_processes=2, last_flags=flags)
-    with helpers.ended(started) as processes:
-        assert helpers.finish(processes) == [1, 1]
+    started = commands.start(workdir, corpus, num_processes=2, last_flags=flags)
+    with commands.ended(started) as processes:
+        assert commands.finish(processes) == [1, 1]
     message = "process 1 has learning_rate=0.5, but process 0 has 0.0001"
     for process in range(2):
-        assert message in helpers.log_of(workdir, process).read_text()
+        assert message in commands.log_of(workdir, process).read_text()
     assert not workdir.exists()
 
 
@@ -202,11 +203,11 @@ def test_different_settings_are_reported_before_the_first_step(corpus, tmp_path)
 @pytest.mark.parametrize("missing", [0, 1])
 def test_message_about_a_missing_process_says_what_to_run(corpus, tmp_path, missing):
     """Without process 0 there is no coordinator to connect to."""
-    started = helpers.start(tmp_path / "run", corpus, num_processes=2, initialization_timeout=5)
-    with helpers.ended(started) as processes:
+    started = commands.start(tmp_path / "run", corpus, num_processes=2, initialization_timeout=5)
+    with commands.ended(started) as processes:
         processes[missing].kill()
-        assert helpers.finish([processes[1 - missing]]) == [1]
-    message = helpers.log_of(tmp_path / "run", 1 - missing).read_text()
+        assert commands.finish([processes[1 - missing]]) == [1]
+    message = commands.log_of(tmp_path / "run", 1 - missing).read_text()
     assert f"process {1 - missing}: not all of 2 processes connected to localhost" in message
     assert "the logs of the missing processes" in message and "firewall" in message
 
@@ -241,21 +242,21 @@ def test_coordinator_without_number_of_processes_or_port_is_an_error(
 @pytest.mark.slow
 def test_error_in_one_process_ends_all_with_exit_code_1(corpus, tmp_path):
     workdir, flags = tmp_path / "run", ("--config.corpus=/nowhere",)
-    started = helpers.start(workdir, corpus, num_processes=2, last_flags=flags)
-    with helpers.ended(started) as processes:
-        assert helpers.finish(processes) == [1, 1]
-    assert "process 1: /nowhere" in helpers.log_of(workdir, 0).read_text()
-    assert "pretrain: /nowhere" in helpers.log_of(workdir, 1).read_text()
+    started = commands.start(workdir, corpus, num_processes=2, last_flags=flags)
+    with commands.ended(started) as processes:
+        assert commands.finish(processes) == [1, 1]
+    assert "process 1: /nowhere" in commands.log_of(workdir, 0).read_text()
+    assert "pretrain: /nowhere" in commands.log_of(workdir, 1).read_text()
 
 
 @pytest.mark.slow
 def test_hosts_whose_devices_alternate_in_the_mesh_get_their_own_rows(corpus, tmp_path):
     command = ["tests.scattered_hosts", str(corpus)]
     workdir = tmp_path / "run"
-    started = helpers.launch(command, workdir, num_processes=2, devices_per_process=2)
-    with helpers.ended(started) as processes:
-        assert helpers.finish(processes) == [0, 0], helpers.log_of(workdir).read_text()
-    assert "arrays are as expected" in helpers.log_of(workdir, 1).read_text()
+    started = commands.launch(command, workdir, num_processes=2, devices_per_process=2)
+    with commands.ended(started) as processes:
+        assert commands.finish(processes) == [0, 0], commands.log_of(workdir).read_text()
+    assert "arrays are as expected" in commands.log_of(workdir, 1).read_text()
 
 
 @pytest.mark.parametrize("text", ["UNAVAILABLE: x", "Gloo all-reduce failed", "heartbeat timeout"])

@@ -18,8 +18,8 @@ import pytest
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.runtime.errors import PREEMPTED
-from tests import helpers
-from tests.helpers import saved_params
+from tests.helpers import commands
+from tests.helpers.runs import saved_params
 
 pytestmark = pytest.mark.slow
 
@@ -77,15 +77,15 @@ def asks_to_resume(process, log: pathlib.Path) -> bool:
 
 def test_run_killed_at_random_ends_bit_identical_to_uninterrupted_run(corpus, tmp_path):
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    helpers.run(uninterrupted, corpus, *FIELDS, num_processes=2)
+    commands.run(uninterrupted, corpus, *FIELDS, num_processes=2)
     rng, hits = random.Random(KILLS), 0
     for kill in range(KILLS):
         first = last_step(killed)
-        started = helpers.start(killed, corpus, *FIELDS, num_processes=2, **PATIENCE)
-        with helpers.ended(started):
+        started = commands.start(killed, corpus, *FIELDS, num_processes=2, **PATIENCE)
+        with commands.ended(started):
             description, survivors = kill_at_random(rng, started, killed, first)
             for number in survivors:
-                log = helpers.log_of(killed, number)
+                log = commands.log_of(killed, number)
                 joined = "Process " in log.read_text()
                 assert not joined or asks_to_resume(started[number], log), log.read_text()
         unfinished = [p.name for p in (killed / "checkpoints").glob("*tmp*")]
@@ -96,7 +96,7 @@ def test_run_killed_at_random_ends_bit_identical_to_uninterrupted_run(corpus, tm
         )
     print(f"{hits} of {KILLS} kills hit an unfinished save")
     assert hits or KILLS < 20
-    helpers.run(killed, corpus, *FIELDS, num_processes=2)
+    commands.run(killed, corpus, *FIELDS, num_processes=2)
 
     assert_same_bits(uninterrupted, killed)
     lines = [
@@ -121,17 +121,17 @@ SAVES_EACH_STEP = (
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_process_killed_during_a_save_makes_the_other_ask_to_resume(corpus, tmp_path, victim):
     workdir = tmp_path / "run"
-    started = helpers.start(workdir, corpus, *SAVES_EACH_STEP, num_processes=2, **PATIENCE)
-    with helpers.ended(started):
+    started = commands.start(workdir, corpus, *SAVES_EACH_STEP, num_processes=2, **PATIENCE)
+    with commands.ended(started):
         saves = (workdir / "checkpoints").glob
-        helpers.wait_until(lambda: list(saves("*tmp*")), "no save began", started)
+        commands.wait_until(lambda: list(saves("*tmp*")), "no save began", started)
         started[victim].kill()
-        log = helpers.log_of(workdir, 1 - victim)
+        log = commands.log_of(workdir, 1 - victim)
         assert asks_to_resume(started[1 - victim], log), log.read_text()
     if KILLS >= 20:  # Only in `make faults`: takes two more runs.
         assert last_step(workdir) < FEW_STEPS
         for directory in (workdir, tmp_path / "uninterrupted"):
-            helpers.run(directory, corpus, *SAVES_EACH_STEP, num_processes=2)
+            commands.run(directory, corpus, *SAVES_EACH_STEP, num_processes=2)
         assert_same_bits(tmp_path / "uninterrupted", workdir)
 
 
@@ -145,14 +145,14 @@ def test_full_disk_during_a_save_ends_both_processes_and_the_run_resumes(corpus,
     workdir = tmp_path / "run"
     # Enough steps that the disk is full long before the last save.
     fields = ("num_steps=40", "log_every=1", "checkpoint_every=4", "eval_every=1000")
-    started = helpers.start(workdir, corpus, *fields, num_processes=2, **PATIENCE)
-    with helpers.ended(started):
-        helpers.wait_until(lambda: last_step(workdir) >= 4, "step 4 is not saved", started)
+    started = commands.start(workdir, corpus, *fields, num_processes=2, **PATIENCE)
+    with commands.ended(started):
+        commands.wait_until(lambda: last_step(workdir) >= 4, "step 4 is not saved", started)
         for number in full:
             resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        exit_codes = helpers.finish(started)
+        exit_codes = commands.finish(started)
     for number in range(2):
-        log = helpers.log_of(workdir, number)
+        log = commands.log_of(workdir, number)
         if number in full and exit_codes[number] == 1:
             assert "pretrain: writing a checkpoint to" in log.read_text()
             assert "The last complete one is step" in log.read_text()
@@ -160,5 +160,5 @@ def test_full_disk_during_a_save_ends_both_processes_and_the_run_resumes(corpus,
             assert asks_to_resume(started[number], log), log.read_text()
     assert 1 in exit_codes
     step = last_step(workdir)
-    helpers.run(workdir, corpus, *fields, num_processes=2)
-    assert f"Resuming from step {step} in" in helpers.log_of(workdir).read_text()
+    commands.run(workdir, corpus, *fields, num_processes=2)
+    assert f"Resuming from step {step} in" in commands.log_of(workdir).read_text()

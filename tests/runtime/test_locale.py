@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests import helpers
+from tests.helpers import commands
+from tests.helpers.models import write_random_encoder
 
 TEXTS = ("schöne Größe", "体育 und Straße", "ein gutes Wort", "新闻")
 LOCALES = {
@@ -25,16 +26,14 @@ def run_commands(directory, locale: dict[str, str]) -> None:
     flags = "--config=configs/finetune/text_classification.py --config.init_from=encoder"
     flags += " --config.data.train=rows.csv --config.data.dev=rows.csv --config.num_epochs=1"
     flags += " --config.batch_size=4 --config.max_seq_length=16 --workdir=run"
-    commands = (
-        f"{helpers.ROOT}/tools/train_vocab.py --input=text.txt --output=vocab.txt --size=200",
+    programs = (
+        f"{commands.ROOT}/tools/train_vocab.py --input=text.txt --output=vocab.txt --size=200",
         f"-m bert_jax.finetune {flags}",
-        f"{helpers.ROOT}/tools/convert_checkpoint.py --to=huggingface run export",
+        f"{commands.ROOT}/tools/convert_checkpoint.py --to=huggingface run export",
     )
-    for number, command in enumerate(commands):
+    for number, command in enumerate(programs):
         if number == 1:
-            helpers.write_random_encoder(
-                directory / "encoder", load_tokenizer(directory / "vocab.txt")
-            )
+            write_random_encoder(directory / "encoder", load_tokenizer(directory / "vocab.txt"))
         subprocess.run(
             [sys.executable, *command.split()], cwd=directory, env=os.environ | locale, check=True
         )
@@ -60,5 +59,5 @@ def test_tool_prints_what_the_locale_lacks_as_escapes(tmp_path):
     code += r'print("Gr\xf6\xdfe \u4f53\u80b2")'
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, "-c", code]
-    printed = subprocess.check_output(command, env=environment, cwd=helpers.ROOT)
+    printed = subprocess.check_output(command, env=environment, cwd=commands.ROOT)
     assert printed.rstrip() == b"Gr\xf6\xdfe \\u4f53\\u80b2"

@@ -6,13 +6,13 @@ import jax
 import pytest
 
 from bert_jax.runtime import main
-from tests import helpers
+from tests.helpers import commands
 
 
 def check_messages(program: str, messages: dict[str, str], workdir) -> None:
     """Asserts that bert_jax.`program` with each of the arguments prints only its message."""
     cases = [[*arguments.split(), f"--workdir={workdir}"] for arguments in messages]
-    results = helpers.run_each(f"bert_jax.{program}", cases)
+    results = commands.run_each(f"bert_jax.{program}", cases)
     for message, (code, errors) in zip(messages.values(), results, strict=True):
         assert code == 1 and not workdir.exists()
         assert errors.strip() == f"{program}: {message}"

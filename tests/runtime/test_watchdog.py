@@ -12,7 +12,7 @@ import pytest
 from bert_jax.runtime import watchdog
 from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 from bert_jax.runtime.watchdog import Watchdog
-from tests import helpers
+from tests.helpers import commands
 
 # Waits in C for a lock that it holds, as for a collective that hangs: no handler in Python runs.
 # Another thread says so once the kernel shows that the first one waits for the word of the lock.
@@ -74,9 +74,9 @@ def test_stuck_process_that_is_asked_to_stop_exits(tmp_path, number, exit_code):
     flags = ["--config=configs/pretrain/bert_tiny.py", f"--workdir={tmp_path}", "--stop_timeout=1"]
     command = [sys.executable, "-c", STUCK, *flags]
     with (tmp_path / "log").open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=helpers.ROOT)
-    with helpers.ended([process]):
-        helpers.wait_for(tmp_path / "log", "stuck", [process])
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=commands.ROOT)
+    with commands.ended([process]):
+        commands.wait_for(tmp_path / "log", "stuck", [process])
         process.send_signal(number)
         assert process.wait(200) == exit_code
     log = (tmp_path / "log").read_text()

@@ -34,7 +34,8 @@ from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
-from tests.helpers import assert_trees_equal, write_vocabulary
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import assert_trees_equal
 
 # The vocabulary needs no padding, which exports leave out.
 NUM_FEATURES, LENGTH, VOCAB = 13, 64, 128

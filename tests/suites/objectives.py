@@ -32,7 +32,8 @@ from bert_jax.sharding.rules import infer_shardings
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
-from tests.helpers import assert_trees_equal, write_vocabulary
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import assert_trees_equal
 
 # Different, so that an array's shape says what it holds.
 NUM_ROWS, LENGTH, SEQUENCES, VOCAB = 16, 32, 3, 100

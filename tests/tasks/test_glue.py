@@ -12,7 +12,8 @@ from bert_jax import finetune
 from bert_jax.configs.finetune.glue import get_config
 from bert_jax.tasks import glue
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import write_random_encoder, write_tfds, write_vocabulary
+from tests.helpers.corpora import write_tfds, write_vocabulary
+from tests.helpers.models import write_random_encoder
 
 PAIRS = [("the river", "a town"), ('a "stone', "the king"), ("old road", "new city"), ("war", "")]
 # Format of each set in the download: header of train and dev, header of test, and a line of each.

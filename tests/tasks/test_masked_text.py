@@ -5,7 +5,7 @@ import numpy as np
 from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.tasks.masked_text import best_fills, tokenize_masked
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
-from tests.helpers import train_bpe, write_vocabulary
+from tests.helpers.corpora import train_bpe, write_vocabulary
 
 
 def test_sentencepiece_begins_no_word_after_a_mask_without_a_space(tmp_path):

@@ -10,7 +10,8 @@ from bert_jax import finetune
 from bert_jax.configs.finetune.swag import get_config
 from bert_jax.tasks import multiple_choice
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, write_random_encoder, write_tfds, write_vocabulary
+from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
+from tests.helpers.models import write_random_encoder
 
 HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 ROWS = [

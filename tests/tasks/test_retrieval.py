@@ -14,7 +14,8 @@ from bert_jax.model import heads
 from bert_jax.tasks import retrieval
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.squad_to_retrieval import convert
-from tests.helpers import WORDS, write_vocabulary, write_weights
+from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.models import write_weights
 
 
 @pytest.fixture(scope="module")

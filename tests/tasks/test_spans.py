@@ -10,7 +10,7 @@ from bert_jax.data.features import ModelInput
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, tokenizer_from_bytes
-from tests.helpers import train_bpe, without_special_tokens
+from tests.helpers.corpora import train_bpe, without_special_tokens
 
 # Composed and decomposed accents, CJK, Hangul (which decomposes), letters whose lower case is
 # longer, and characters that tokenization drops inside a word.

@@ -21,7 +21,7 @@ from bert_jax.model.heads import SPAN, TaskModel
 from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, write_tfds, write_vocabulary
+from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from bert_jax.tasks.tables import content_hash, drop_blank_rows, read_table
-from tests.helpers import write_tfds
+from tests.helpers.corpora import write_tfds
 
 
 @pytest.mark.parametrize(

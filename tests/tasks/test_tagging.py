@@ -14,7 +14,7 @@ from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import Sentence, find_scheme, read_sentences
 from bert_jax.tasks.tagging import split_words, tag_texts
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, train_bpe, write_vocabulary
+from tests.helpers.corpora import WORDS, train_bpe, write_vocabulary
 
 TRAIN = """-DOCSTART- -X- O
 

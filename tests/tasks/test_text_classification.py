@@ -17,7 +17,8 @@ from bert_jax.tasks import text_classification
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import WORDS, write_random_encoder, write_tfds, write_vocabulary
+from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
+from tests.helpers.models import write_random_encoder
 
 TRAIN = "text,label\nthe river,b\na town,a\nold road,b\n"
 TRAIN_CLASS = TRAIN.replace("label", "class")

@@ -12,7 +12,7 @@ from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.text_inputs import as_list, build_batch, describe_tokens
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 from bert_jax.tools.train_vocab import train_vocabulary
-from tests.helpers import without_special_tokens
+from tests.helpers.corpora import without_special_tokens
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = list("abcxyz")

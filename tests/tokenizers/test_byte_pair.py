@@ -10,7 +10,7 @@ from bert_jax.data.features import make_sequence
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.stored import Layout
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
-from tests.helpers import train_bpe
+from tests.helpers.corpora import train_bpe
 
 TEXT = "The old boat crossed the river, and the boats of Zürich 😀 are old.\n" * 20
 # `<s> a`, without an end.

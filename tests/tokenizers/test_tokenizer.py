@@ -12,7 +12,8 @@ import tensorflow_datasets
 from bert_corpus import encoding
 from bert_jax.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_bytes
 from bert_jax.tools import train_vocab
-from tests.helpers import write_random_encoder, write_tfds, write_vocabulary
+from tests.helpers.corpora import write_tfds, write_vocabulary
+from tests.helpers.models import write_random_encoder
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "tokenization.json.gz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -9,14 +9,9 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tools.convert_checkpoint import convert, read_result
-from tests.helpers import (
-    CONFIG_JSON,
-    PIECES,
-    run_each,
-    state_dict,
-    write_vocabulary,
-    write_weights,
-)
+from tests.helpers.commands import run_each
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import CONFIG_JSON, PIECES, state_dict, write_weights
 
 
 def write_source(directory):

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 
-from tests import helpers
+from tests.helpers import commands
 
-ROOT = helpers.ROOT
+ROOT = commands.ROOT
 CHILD = """
 import signal, sys
 try:

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from bert_jax.tools import fetch_data
-from tests import helpers
+from tests.helpers import commands
 
 CONTENT = b"the data"
 
@@ -76,7 +76,7 @@ def test_unknown_name_is_an_error_that_lists_the_names(tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["minilm"]])
 def test_usage_describes_every_data_set_on_a_line(arguments):
-    command = [sys.executable, helpers.ROOT / "tools" / "fetch_data.py", *arguments]
+    command = [sys.executable, commands.ROOT / "tools" / "fetch_data.py", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == (arguments != ["--help"])
     for name, described in fetch_data.DATA_SETS.items():

@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
-from tests import helpers
+from tests.helpers import commands
 
-ROOT = helpers.ROOT
+ROOT = commands.ROOT
 
 
 def collect(*arguments, cwd):

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from bert_jax.configs.pretrain import pod_base
-from tests import helpers
+from tests.helpers import commands
 
-sys.path.insert(0, str(helpers.ROOT / "tools"))
+sys.path.insert(0, str(commands.ROOT / "tools"))
 from launch_check import check_config, topology_flag
 
 
@@ -67,12 +67,12 @@ def test_flag_of_the_topology_has_a_shape_that_exists():
 
 def check_flags(base: dict, cases: list[tuple[dict, str]]) -> None:
     """Asserts that each case, changes of `base`, is refused with its message; accepted with ""."""
-    commands = []
+    cases = []
     for changes, _ in cases:
         flags = {"num_slices": "1"} | base | changes
         chips = ["v6e", "8", flags.pop("num_slices")]
-        commands.append([*chips, flags.pop("program"), *(f"--{n}={flags[n]}" for n in flags)])
-    results = helpers.run_each("tools.launch_check", commands)
+        cases.append([*chips, flags.pop("program"), *(f"--{n}={flags[n]}" for n in flags)])
+    results = commands.run_each("tools.launch_check", cases)
     for (code, errors), (_, message) in zip(results, cases, strict=True):
         assert code == bool(message) and message in errors and "Traceback" not in errors, errors
 
@@ -93,7 +93,7 @@ def test_flags_of_the_job_are_checked():
             ({"config.long_phase.corpus": ""}, "on long rows: set --config.long_phase.corpus=DIR"),
             ({"config.mesh.fdsp": "4"}, "fdsp"),
             (
-                {"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"},
+                {"config": f"{commands.ROOT}/configs/pretrain/bert_tiny.py"},
                 "relative to the repository",
             ),
             ({"spot": "1"}, "flag 'spot'"),
@@ -152,6 +152,6 @@ def test_search_needs_optuna():
         "1",
     ]
     command += [flags.pop("program"), *(f"--{name}={value}" for name, value in flags.items())]
-    run = subprocess.run(command, cwd=helpers.ROOT, check=False, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=commands.ROOT, check=False, capture_output=True, text=True)
     assert run.returncode == 1 and "needs Optuna: pip" in run.stderr
     assert "Traceback" not in run.stderr

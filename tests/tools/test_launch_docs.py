@@ -7,7 +7,7 @@ import string
 
 import pytest
 
-from tests import helpers
+from tests.helpers import commands
 
 VALUES = {"PROJECT": "project", "ZONE": "us-central2-b", "BUCKET": "bucket"}
 ANSWER = "the cloud was called"
@@ -15,7 +15,7 @@ ANSWER = "the cloud was called"
 
 def commands_of_page(program: str) -> list[list[str]]:
     """Returns the arguments of each `python tools/PROGRAM.py` in the page's blocks of commands."""
-    page = (helpers.ROOT / "docs/cloud_tpu.md").read_text()
+    page = (commands.ROOT / "docs/cloud_tpu.md").read_text()
     blocks = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     start = f"python tools/{program}.py "
@@ -37,5 +37,5 @@ def test_documented_commands_pass_all_checks(program, count, tmp_path, monkeypat
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     commands = commands_of_page(program)
     assert len(commands) == count
-    for code, errors in helpers.run_each(f"tools.{program}", commands):
+    for code, errors in commands.run_each(f"tools.{program}", commands):
         assert code == 1 and ANSWER in errors and "Traceback" not in errors, errors

@@ -18,7 +18,7 @@ import pytest
 from bert_jax.pods.launch.gke import GkeJob
 from bert_jax.pods.launch.job import LaunchError, run_gcloud
 from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
-from tests import helpers
+from tests.helpers import commands
 
 # Logs its arguments and follows the plan: `attempts` has, for each start of the JobSet, the exit
 # codes of its pods, or "wait" or "unreachable" after their start, or "deleted". It applies
@@ -133,7 +133,7 @@ class Cloud:
     def __init__(self, path: pathlib.Path):
         self.path, self.checkout = path, path / "checkout"
         (self.checkout / "tools").mkdir(parents=True)
-        shutil.copy(helpers.ROOT / "tools/launch_gke.py", self.checkout / "tools")
+        shutil.copy(commands.ROOT / "tools/launch_gke.py", self.checkout / "tools")
         (self.checkout / "tools/launch_check.py").write_text("")
         for words in (
             ["init", "--quiet"],
@@ -393,9 +393,9 @@ def test_commands_beside_a_printed_jobset_run_it(cloud):
     cloud.plan(0)
     printed = cloud.run("launch", "--print", context="my cluster")
     assert not cloud.calls() and "nothing was copied or created" in printed.stderr
-    commands = printed.stderr.splitlines()[-3:]
-    assert commands[2] == "kubectl apply --filename=jobset.json --context='my cluster'"
-    for command in commands:  # The fake reads from its input what it applies.
+    printed_commands = printed.stderr.splitlines()[-3:]
+    assert printed_commands[2] == "kubectl apply --filename=jobset.json --context='my cluster'"
+    for command in printed_commands:  # The fake reads from its input what it applies.
         options = {"shell": True, "check": True, "env": cloud.environment, "text": True}
         subprocess.run(command, cwd=cloud.path, input=printed.stdout, **options)
     result = cloud.run("follow")
@@ -403,7 +403,7 @@ def test_commands_beside_a_printed_jobset_run_it(cloud):
         result.returncode == 0
         and "the job of host1 began" in (cloud.path / "hosts/1/log").read_text()
     ), result.stderr
-    archive = pathlib.Path(re.search(r"--output=(\S+)", commands[0])[1])
+    archive = pathlib.Path(re.search(r"--output=(\S+)", printed_commands[0])[1])
     archive.unlink()
 
 
@@ -440,7 +440,7 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
     for name in ("FAKE_CLOUD", "PATH"):
         monkeypatch.setenv(name, cloud.environment[name])
     cases = [[action, *arguments_of(action, **flags)] for action, flags, _ in messages]
-    results = helpers.run_each("tools.launch_gke", cases)
+    results = commands.run_each("tools.launch_gke", cases)
     for (code, errors), (*_, message) in zip(results, messages, strict=True):
         assert code == 1 and message in errors and "Traceback" not in errors, errors
     assert not cloud.calls()

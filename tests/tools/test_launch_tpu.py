@@ -15,9 +15,9 @@ import pytest
 from bert_jax.pods.launch.cloud_tpu import slice_size
 from bert_jax.pods.launch.job import LaunchError
 from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
-from tests import helpers
+from tests.helpers import commands
 
-TOOLS = helpers.ROOT / "tools"
+TOOLS = commands.ROOT / "tools"
 
 # Logs its arguments and follows the plan: `states` has the states of each slice in turn, of which
 # the last persists; `jobs` are the exit codes of the job on each slice (one code, or one per host),
@@ -360,7 +360,7 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
     for name in ("FAKE_CLOUD", "PATH"):
         monkeypatch.setenv(name, cloud.environment[name])
     cases = [[action, *arguments_of(action, **flags)] for action, flags, _ in messages]
-    results = helpers.run_each("tools.launch_tpu", cases)
+    results = commands.run_each("tools.launch_tpu", cases)
     for (code, errors), (*_, message) in zip(results, messages, strict=True):
         assert code == 1 and message in errors and "Traceback" not in errors
     assert not cloud.calls()

@@ -15,9 +15,10 @@ from bert_corpus.config import CorpusConfig
 from bert_corpus.plan import Plan
 from bert_corpus.summary import summarize
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests import helpers
+from tests.helpers import commands
+from tests.helpers.corpora import write_vocabulary
 
-ROOT = helpers.ROOT
+ROOT = commands.ROOT
 SENTENCE = "The river runs past the old town. Boats pass under its stone bridge. "
 
 
@@ -65,7 +66,7 @@ def test_bad_arguments_give_one_line_and_no_traceback(tmp_path):
         ({"max_seq_length": "3"}, "max_seq_length=3; expected 5 to"),
     ]
     cases = [[f"--{n}={v}" for n, v in (flags | changes).items()] for changes, _ in messages]
-    results = helpers.run_each("tools.prepare_corpus", cases)
+    results = commands.run_each("tools.prepare_corpus", cases)
     for (code, errors), (_, message) in zip(results, messages, strict=True):
         assert code == 1
         assert message in errors and len(errors.strip().splitlines()) <= 3
@@ -92,7 +93,7 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path):
         [argument.format(tmp_path) for argument in ("--input={0}/text.txt", *arguments)]
         for arguments, _ in messages
     ]
-    results = helpers.run_each("tools.train_vocab", cases)
+    results = commands.run_each("tools.train_vocab", cases)
     for (code, errors), (_, message) in zip(results, messages, strict=True):
         assert code == 1
         assert errors.strip().startswith("train_vocab: ") and message in errors
@@ -121,7 +122,7 @@ def test_warning_about_unbalanced_labels_names_the_cause(tmp_path):
 def test_ctrl_c_exits_with_130_and_the_same_command_resumes(tmp_path):
     text, vocab, output = (tmp_path / name for name in ("text.txt", "vocab.txt", "corpus"))
     text.write_text("\n\n".join(f"Tale {index}. " + SENTENCE * 20 for index in range(4_000)))
-    helpers.write_vocabulary(vocab)
+    write_vocabulary(vocab)
     flags = [f"--input={text}", f"--vocab={vocab}", f"--output={output}", "--processes=2"]
     command = [sys.executable, ROOT / "tools" / "prepare_corpus.py", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -15,7 +15,7 @@ import pytest
 from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.estimate import compilation, hlo_cost, hlo_text
 from bert_jax.training import metrics
-from tests.helpers import ROOT, run_each
+from tests.helpers.commands import ROOT, run_each
 
 TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"
 needs_compiler = pytest.mark.skipif(

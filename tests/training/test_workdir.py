@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bert_jax.training.workdir import check_settings, claim_workdir
-from tests import helpers
+from tests.helpers import commands
 
 HOLDER = """
 import pathlib, signal, sys
@@ -92,9 +92,9 @@ def test_killed_run_frees_its_workdir(tmp_path):
     workdir, log = tmp_path / "run", tmp_path / "log"
     command = [sys.executable, "-c", HOLDER, str(workdir)]
     with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=helpers.ROOT)
-    with helpers.ended([process]):
-        helpers.wait_for(log, "claimed", [process])
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=commands.ROOT)
+    with commands.ended([process]):
+        commands.wait_for(log, "claimed", [process])
         with pytest.raises(ValueError, match=f"is in use by process {process.pid} on"):
             claim_workdir(workdir, {"seed": 0})
     claim_workdir(workdir, {"seed": 0})

@@ -1,0 +1,180 @@
+"""Small models, their tensors in other formats, and comparisons of parameters."""
+
+import copy
+import functools
+import pathlib
+import re
+
+import flax
+import jax
+import numpy as np
+
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import CLASSIFICATION, TaskModel
+from bert_jax.tokenizers.tokenizer import load_tokenizer
+
+
+def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
+    """Writes a checkpoint of a very small encoder with random weights, to fine-tune."""
+
+    config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
+    rng = np.random.default_rng(0)
+    params = {
+        path: rng.normal(0, 0.1, leaf.shape).astype(np.float32) + path.endswith("scale")
+        for path, leaf in parameter_shapes(config).items()
+        if path.startswith("encoder")
+    }
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    write_checkpoint(directory, params, model_settings(config, params), tokenizer)
+    return directory
+
+
+def batch_of_row(tokens: np.ndarray, segment_ids: np.ndarray | None = None) -> dict:
+    """Returns the model's inputs for int `[1, L]` tokens of one sequence, without padding."""
+    return {
+        "tokens": tokens,
+        "segment_ids": tokens * 0 if segment_ids is None else segment_ids,
+        "position_ids": np.arange(tokens.shape[1])[None],
+        "sequence_ids": tokens * 0 + 1,
+    }
+
+
+@functools.cache
+def random_classifier(config: BertConfig, num_labels: int) -> dict:
+    """Returns NumPy arrays of the initial parameters of a classifier."""
+    row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
+    model = TaskModel(config, CLASSIFICATION, num_labels)
+    return jax.device_get(jax.jit(model.init)(jax.random.key(1), row)["params"])
+
+
+def write_weights(
+    directory, vocabulary, head=None, bias=0.0, labels=("north", "south"), causal=False
+):
+    """Writes a checkpoint of a small untrained encoder; with `head` (labels), also of a head."""
+    tokenizer = load_tokenizer(vocabulary)
+    config = BertConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        initializer_range=0.2,  # With less, [CLS] takes many steps to learn about other tokens.
+        causal=causal,
+    )
+    params = copy.deepcopy(random_classifier(config, len(head or labels)))
+    if not head:
+        del params["head"]
+    settings = model_settings(config, params)
+    if head:
+        settings["head"] = {"task": "classification", "labels": list(head)}
+        params["head"]["bias"] += bias * np.arange(len(head))
+    write_checkpoint(directory, params, settings, tokenizer)
+    return directory
+
+
+CONFIG = BertConfig(
+    vocab_size=131,
+    hidden_size=12,
+    num_layers=2,
+    num_heads=3,
+    intermediate_size=20,
+    max_position_embeddings=9,
+)
+
+
+CONFIG_JSON = {
+    "model_type": "bert",
+    "vocab_size": 131,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 9,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(126))]
+
+
+def linear(rng, name: str, inputs: int, outputs: int) -> dict[str, np.ndarray]:
+    return {
+        f"{name}.weight": rng.standard_normal((outputs, inputs)),
+        f"{name}.bias": rng.standard_normal(outputs),
+    }
+
+
+def norm(rng, name: str, size: int = 12) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": rng.standard_normal(size), f"{name}.bias": rng.standard_normal(size)}
+
+
+def state_dict(num_layers: int = 2) -> dict[str, np.ndarray]:
+    """Returns random tensors in float64 under the names of transformers' BertForPreTraining."""
+    rng = np.random.default_rng(0)
+    tensors = {
+        "bert.embeddings.word_embeddings.weight": rng.standard_normal((131, 12)),
+        "bert.embeddings.position_embeddings.weight": rng.standard_normal((9, 12)),
+        "bert.embeddings.token_type_embeddings.weight": rng.standard_normal((2, 12)),
+        **norm(rng, "bert.embeddings.LayerNorm"),
+        **linear(rng, "bert.pooler.dense", 12, 12),
+        "cls.predictions.bias": rng.standard_normal(131),
+        **linear(rng, "cls.predictions.transform.dense", 12, 12),
+        **norm(rng, "cls.predictions.transform.LayerNorm"),
+        **linear(rng, "cls.seq_relationship", 12, 2),
+    }
+    for layer in range(num_layers):
+        prefix = f"bert.encoder.layer.{layer}"
+        for part in ("query", "key", "value"):
+            tensors |= linear(rng, f"{prefix}.attention.self.{part}", 12, 12)
+        tensors |= linear(rng, f"{prefix}.attention.output.dense", 12, 12)
+        tensors |= norm(rng, f"{prefix}.attention.output.LayerNorm")
+        tensors |= linear(rng, f"{prefix}.intermediate.dense", 12, 20)
+        tensors |= linear(rng, f"{prefix}.output.dense", 20, 12)
+        tensors |= norm(rng, f"{prefix}.output.LayerNorm")
+    return tensors
+
+
+def flat(params: dict) -> dict[str, np.ndarray]:
+    return flax.traverse_util.flatten_dict(params, sep="/")
+
+
+def assert_trees_equal(params: dict, expected: dict) -> None:
+    assert flat(params).keys() == flat(expected).keys()
+    for path, value in flat(params).items():
+        np.testing.assert_array_equal(value, flat(expected)[path], err_msg=path)
+
+
+TORCH_SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+}
+
+
+TORCH_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
+
+
+def write_torch_model(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
+    """Writes and returns a transformers model with all parameters random, biases included.
+
+    `architecture` is of BERT or of a descendant with its vocabulary.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    family = re.match("(.+?)(Model|For)", architecture)[1]
+    config = getattr(transformers, f"{family}Config")(**TORCH_SIZES | settings)
+    model = getattr(transformers, architecture)(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    model.save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(TORCH_PIECES) + "\n")
+    return model
