@@ -23,6 +23,12 @@ CASES = [
     ("Bert", "ForMaskedLM"),
     ("DistilBert", "ForSequenceClassification"),
     ("Electra", "ForMultipleChoice"),
+    ("Roberta", "ForMaskedLM"),
+    ("Albert", "ForSequenceClassification"),
+    ("XLMRoberta", "ForSequenceClassification"),
+    ("Camembert", "ForMultipleChoice"),
+    ("Data2VecText", "ForMaskedLM"),
+    ("Ernie", "ForSequenceClassification"),
 ]
 ACTIVATIONS = [
     "relu",

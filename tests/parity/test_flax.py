@@ -20,8 +20,8 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import make_model
-from bert_jax.model.pretraining import PretrainingModel
-from bert_jax.model.replaced_tokens import Discriminator
+from bert_jax.objectives.masked_lm import PretrainingModel
+from bert_jax.objectives.replaced_tokens import Discriminator
 from bert_jax.tokenizers.export import transformers_files
 from tests.helpers.corpora import random_text, train_bpe
 from tests.helpers.models import TORCH_PIECES, TORCH_SIZES
