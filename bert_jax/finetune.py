@@ -234,24 +234,22 @@ def run_stack(
             stop=stop,
         )
         logging.info("Compiling the training step ...")
-        unreported = []
         for step, (rows, num_microbatches) in enumerate(batches, start + 1):
             watchdog.beat(f"running step {step}", limited=step > start + 1)
             state, step_metrics = setup.update_step(
                 state, rows, num_microbatches, keys, hyperparameters
             )
-            unreported.append(step_metrics)
-            monitoring.limit_dispatch(unreported)
+            stack.unreported.append(step_metrics)
+            monitoring.limit_dispatch(stack.unreported)
             if step == stack.first_step + 1:
                 progress.unpause()  # The time left does not count the compilation.
                 monitoring.log_first_step(state)
             progress.update()
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop()
-            if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:
-                loss = stack.report(step, unreported, time.monotonic() - began)
+            if step % config.log_every == 0 or should_evaluate or step == stop:
+                loss = stack.report(step, time.monotonic() - began)
                 progress.set_postfix_str(f"loss={loss:.3f}")
-                unreported = []
                 if stack.is_finished:  # All have diverged.
                     break
             if task.selection_split and (should_evaluate or step == stop):
@@ -259,8 +257,7 @@ def run_stack(
             is_due = should_evaluate and config.save_training_state and step < stack.num_steps
             if is_due or should_stop:
                 watchdog.beat(f"saving step {step}", limited=False)
-                stack.sync()
-                checkpointer.save(state)
+                stack.save(state)
             if should_stop:
                 checkpointer.wait()
                 raise RunStopped(step, preemption.interrupted)

@@ -121,10 +121,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         logging.info("Resuming from step %d in %s", first_step, workdir)
         watchdog.beat(f"restoring step {first_step}")
         state = checkpointer.restore(first_step, setup.abstract_state)
+        saved = load_settings(checkpointer.directory / str(first_step))
         # Of the steps since the last report: the next one is that of an uninterrupted run.
-        unreported = read_unreported(checkpointer.directory / str(first_step))
+        unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
     else:
-        unreported = []
+        unreported, owes_evaluation = [], False
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, source, checkpointer)
     frozen = place_frozen(setup, phases[0], teacher)
@@ -141,9 +142,19 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
     objectives = [setup.objective(phase) for phase in phases]
     eval_steps = make_eval_steps(setup, objectives, frozen)
-    for phase, objective, eval_step, length in zip(
-        phases, objectives, eval_steps, lengths, strict=True
-    ):
+
+    def evaluate_after(step: int, params: dict) -> dict[str, float]:
+        """Writes and returns the scores on the held-out rows of the phase of `step`."""
+        index = next(index for index, phase in enumerate(phases) if step <= phase.stop)
+        beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
+        objective, eval_step = objectives[index], eval_steps[index]
+        scores = evaluate(objective, eval_step, params, phases[index], sharding, config, beat)
+        writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
+        return scores
+
+    if owes_evaluation:
+        evaluate_after(first_step, state.params)
+    for phase, objective, length in zip(phases, objectives, lengths, strict=True):
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
         update_step = make_pretrain_step(
@@ -199,16 +210,19 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 monitoring.show(progress, values, objective.main_accuracy)
                 unreported, waits[:] = [], []
                 checkpointer.check()
+            # A stop leaves no time for it: the resumed run does it.
+            owes_evaluation = bool(should_evaluate and should_stop)
             if should_evaluate and not should_stop:
-                beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
-                scores = evaluate(objective, eval_step, state.params, phase, sharding, config, beat)
-                writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
+                evaluate_after(step, state.params)
             if should_save:
                 watchdog.beat(f"saving step {step}", limited=False)
                 writer.sync()
                 waiting = jax.tree.map(float, jax.device_get(unreported))
-                saved = {"trained_length": length, "unreported": waiting}
-                checkpointer.settings = settings | saved
+                checkpointer.settings = settings | {
+                    "trained_length": length,
+                    "unreported": waiting,
+                    "owes_evaluation": owes_evaluation,
+                }
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()
@@ -220,11 +234,10 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     watchdog.beat("waiting for the last save", limited=False)
     checkpointer.wait()
     progress.close()
-    beat = functools.partial(watchdog.beat, "evaluating at the end")
-    last = phases[-1]
-    scores = evaluate(objectives[-1], eval_steps[-1], state.params, last, sharding, config, beat)
-    writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
-    result = scores | metrics.unigram_baseline(last.heldout.count_tokens(), tokenizer.special_ids)
+    scores = evaluate_after(num_steps, state.params)
+    result = scores | metrics.unigram_baseline(
+        phases[-1].heldout.count_tokens(), tokenizer.special_ids
+    )
     result |= {"steps": num_steps, "seconds": timer.seconds()}
     timer.log()
     if is_main:
@@ -302,16 +315,15 @@ def run_settings(
     }
 
 
-def read_unreported(checkpoint: pathlib.Path) -> list[dict]:
+def read_unreported(settings: dict) -> list[dict]:
     """Returns the metrics of the steps up to a checkpoint that no report has included."""
-    saved = load_settings(checkpoint).get("unreported", [])
 
     def as_tuple(value):
         return tuple(value) if isinstance(value, list) else value
 
     return [
         jax.tree.map(as_tuple, step, is_leaf=lambda value: isinstance(value, list))
-        for step in saved
+        for step in settings.get("unreported", [])
     ]
 
 

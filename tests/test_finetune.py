@@ -1,6 +1,7 @@
 """The loop of fine-tuning: it resumes bit for bit, keeps the best checkpoint, and names errors."""
 
 import dataclasses
+import itertools
 import json
 import random
 import shutil
@@ -15,7 +16,8 @@ from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_chec
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.trials import Trial, summarize_seeds
-from bert_jax.runtime.errors import NonFiniteLoss
+from bert_jax.runtime import distributed
+from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import WORDS, write_vocabulary
@@ -183,6 +185,23 @@ def test_resumed_run_equals_uninterrupted_run(
     with monkeypatch.context() as patched, pytest.raises(Stop):
         patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
         finetune.run_trials(setup, [Trial(setup.config, tmp_path)], tmp_path)
+    finetune.train_and_evaluate(small_config(given), tmp_path)
+    assert_equal_runs(finished[0], tmp_path)
+
+
+def test_run_stopped_by_a_signal_between_two_reports_writes_the_same_metrics(
+    finished, given, setup, tmp_path, monkeypatch
+):
+    class SignaledPreemption(distributed.Preemption):
+        steps = itertools.count(1)
+
+        def should_stop(self):
+            return next(self.steps) == 7
+
+    with monkeypatch.context() as patched, pytest.raises(RunStopped):
+        patched.setattr(distributed, "Preemption", SignaledPreemption)
+        finetune.run_trials(setup, [Trial(setup.config, tmp_path)], tmp_path)
+    assert records(tmp_path)[-1]["step"] == 6
     finetune.train_and_evaluate(small_config(given), tmp_path)
     assert_equal_runs(finished[0], tmp_path)
 

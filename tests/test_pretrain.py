@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -35,8 +36,9 @@ from bert_jax.objectives.masked_lm import (
     example_batch,
     target_sums,
 )
+from bert_jax.runtime import distributed
 from bert_jax.runtime.command_line import define_config, parse_flags
-from bert_jax.runtime.errors import PREEMPTED
+from bert_jax.runtime.errors import PREEMPTED, RunStopped
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import (
@@ -103,11 +105,22 @@ def test_load_needs_only_the_directory(finished, tmp_path):
     assert fills[0].text == filled("the ", fills[0].token, " of the river")
 
 
-@pytest.mark.parametrize("stop_at", [3, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("stop_at", "signaled"),
+    [
+        (3, True),
+        pytest.param(3, False, marks=pytest.mark.slow),
+        pytest.param(6, True, marks=pytest.mark.slow),
+        pytest.param(6, False, marks=pytest.mark.slow),
+    ],
+)
 def test_resumed_run_equals_uninterrupted_run(
-    finished, corpus, long_corpus, tmp_path, stop_at, caplog
+    finished, corpus, long_corpus, tmp_path, stop_at, signaled, caplog
 ):
-    """Stops right after the save of a step: between two reports, and between the phases."""
+    """Stops at a step that is evaluated: between two reports, and between the phases.
+
+    Killed right after a save, or asked to stop by a signal, which leaves no time to evaluate.
+    """
     workdir, result = finished
     config = small_config(
         corpus,
@@ -126,17 +139,22 @@ def test_resumed_run_equals_uninterrupted_run(
             with pytest.raises(ValueError, match="is in use by process"):
                 claim_workdir(tmp_path, {})
             saves.append(int(state.step))
-            if saves[-1] == stop_at:
+            if saves[-1] == stop_at and not signaled:
                 self.wait()
                 raise Stop
 
-    original = pretrain.Checkpointer
-    pretrain.Checkpointer = StoppingCheckpointer
-    try:
-        with pytest.raises(Stop):
+    class SignaledPreemption(distributed.Preemption):
+        steps = itertools.count(1)
+
+        def should_stop(self):
+            return next(self.steps) == stop_at
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "Checkpointer", StoppingCheckpointer)
+        if signaled:
+            patch.setattr(distributed, "Preemption", SignaledPreemption)
+        with pytest.raises(RunStopped if signaled else Stop):
             pretrain.train_and_evaluate(config, tmp_path)
-    finally:
-        pretrain.Checkpointer = original
     caplog.set_level("INFO", "absl")
     resumed = pretrain.train_and_evaluate(config, tmp_path)
     lengths = re.findall(r"First step on rows of (\d+) tokens done [\d.]+ s after", caplog.text)

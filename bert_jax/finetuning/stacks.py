@@ -42,6 +42,8 @@ class Stack:
     Attributes:
       runs: the trials that have not ended.
       first_step: the step of the last checkpoint, from which they continue; 0 without one.
+      unreported: the metrics of the steps that no report has included, `[members]` each. After a
+        stop they are those of its checkpoint: the next report is that of a run that went on.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Stack:
         self.num_steps = max(run.num_steps for run in self.runs)
         self._positions = list(range(len(self.runs)))  # Of the runs in the state.
         self._stop = self.first_step
+        self.unreported: list[dict] = []
 
     @property
     def members(self) -> list[TrialRun]:
@@ -89,6 +92,11 @@ class Stack:
         keys = jax.random.split(jax.random.key(0), len(names))
         shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
         self._positions = [names.index(trial_name(run.trial, self._directory)) for run in self.runs]
+        settings = load_settings(self._directory / f"checkpoints/{self.first_step}")
+        self.unreported = [
+            {name: np.array(values, np.float32) for name, values in step.items()}
+            for step in settings.get("unreported", [])
+        ]
         abstract = with_shardings(shapes, setup.stack_shardings)
         return self._checkpointer.restore(self.first_step, abstract)
 
@@ -98,17 +106,19 @@ class Stack:
         indices = pad_to_trial_axis(self._positions, self._setup.mesh)
         if indices != list(range(len(jax.tree.leaves(state.params)[0]))):  # Avoids a copy.
             state = self._setup.select_trials(state, np.array(indices))
+        self.unreported = [index_leaves(step, np.array(indices)) for step in self.unreported]
         self._checkpointer.settings = self.runs[0].settings | {"stacked_trials": self.names()}
         if not start and jax.process_index() == 0:
             write_json(self._directory / FIRST_STACK, {"stacked_trials": self.names()})
         return state, start, self._stop
 
-    def report(self, step: int, step_metrics: list[dict], seconds: float) -> float:
-        """Writes the metrics of the steps up to `step`; returns the minimum loss.
+    def report(self, step: int, seconds: float) -> float:
+        """Writes the metrics of the unreported steps up to `step`; returns the minimum loss.
 
         Finishes the trials that diverged.
         """
-        values = jax.device_get([self._setup.replicate(each) for each in step_metrics])
+        values = jax.device_get([self._setup.replicate(each) for each in self.unreported])
+        self.unreported = []
         for index, run in enumerate(self.runs):
             try:
                 if not run.finished:
@@ -117,10 +127,14 @@ class Stack:
                 run.mark_diverged(error)
         return min(run.loss for run in self.runs)
 
-    def sync(self) -> None:
-        """Copies the metrics to workdirs on a bucket, before a save."""
+    def save(self, state: TrainState) -> None:
+        """Saves the state, and the metrics of the steps that no report has included."""
         for run in self.runs:
             run.writer.sync()
+        values = jax.device_get([self._setup.replicate(each) for each in self.unreported])
+        waiting = {"unreported": jax.tree.map(lambda each: each.tolist(), values)}
+        self._checkpointer.settings = self._checkpointer.settings | waiting
+        self._checkpointer.save(state)
 
     def evaluate(
         self, step: int, params: dict, predict: Predict, is_regular: bool, beat: Callable

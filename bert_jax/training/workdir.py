@@ -65,6 +65,7 @@ CHANGEABLE_ON_RESUME = (
     "languages",
     "trained_length",
     "unreported",
+    "owes_evaluation",
     # Written only to the checkpoint in `best`.
     "has_training_state",
     "score",
