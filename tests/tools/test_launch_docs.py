@@ -35,7 +35,7 @@ def test_documented_commands_pass_all_checks(program, count, tmp_path, monkeypat
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{ANSWER}' >&2\nexit 1\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    commands = commands_of_page(program)
-    assert len(commands) == count
-    for code, errors in commands.run_each(f"tools.{program}", commands):
+    documented = commands_of_page(program)
+    assert len(documented) == count
+    for code, errors in commands.run_each(f"tools.{program}", documented):
         assert code == 1 and ANSWER in errors and "Traceback" not in errors, errors
