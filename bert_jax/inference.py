@@ -241,7 +241,7 @@ class PretrainedModel(TextEncoder):
         pairs = list(zip(questions, contexts, strict=True))
         passages = spans.make_passages(pairs, self.tokenizer, config)
         windows = [window for passage in passages for window in passage.features]
-        outputs = iter(self._head_outputs(windows))
+        outputs = iter(self.head_outputs(windows))
         return [
             spans.best_answers(passage, [next(outputs) for _ in passage.windows], config)[:top_k]
             for passage in passages
@@ -270,7 +270,7 @@ class PretrainedModel(TextEncoder):
             head = self._need_head("rank labels", "classification", "multi_label")
             check_whole("top_k", top_k, 1, len(head["labels"]))
         parts, chosen = self._parts(texts)
-        outputs = self._head_outputs(self._features(parts, head["max_seq_length"]))
+        outputs = self.head_outputs(self._features(parts, head["max_seq_length"]))
         if head["task"] == "regression":
             return [float(output[0]) for output in outputs][chosen]
         is_multi = head["task"] == "multi_label"
@@ -301,7 +301,7 @@ class PretrainedModel(TextEncoder):
         max_first -= self.tokenizer.layout.num_special_tokens(1)
         features = self._features(pairs, limit, max_first)
         rankings = []
-        for scores in np.reshape(self._head_outputs(features), (len(queries), len(candidates))):
+        for scores in np.reshape(self.head_outputs(features), (len(queries), len(candidates))):
             probabilities = softmax(scores).tolist() if candidates else []
             ranked = map(Ranked, candidates, itertools.count(), scores.tolist(), probabilities)
             rankings.append(sorted(ranked, key=lambda candidate: -candidate.score))
@@ -346,7 +346,7 @@ class PretrainedModel(TextEncoder):
             head["max_seq_length"],
             head["labels"],
             head.get("scheme"),
-            self._head_outputs,
+            self.head_outputs,
         )[chosen]
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
@@ -357,10 +357,17 @@ class PretrainedModel(TextEncoder):
             raise ValueError(f"this model has {trained}, so it cannot {purpose}: {fix}")
         return {"max_seq_length": self.config.max_position_embeddings} | self.head
 
-    def _head_outputs(self, features: Sequence[ModelInput]) -> list[np.ndarray]:
-        """Returns the head's output for each feature, as described in `heads.Outputs`."""
+    def head_outputs(
+        self, features: Sequence[ModelInput], batch_size: int = ROWS_PER_BATCH
+    ) -> list[np.ndarray]:
+        """Returns the head's output for each feature, as described in `heads.Outputs`.
+
+        For `batch_size` see `encode`. Raises ValueError without a head.
+        """
+        if not self.head:
+            raise ValueError("this model has no fine-tuned head: load one that has")
         head = HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, self.module, self.params)
         num_outputs = len if head.input_kind == "positions" else lambda feature: 1
-        outputs = self._apply(function, features, ROWS_PER_BATCH, num_outputs=num_outputs)
+        outputs = self._apply(function, features, batch_size, num_outputs=num_outputs)
         return list(map(head.feature_output, outputs))

@@ -3,12 +3,17 @@
 import json
 import random
 
+import flax
 import numpy as np
 import pytest
 from scipy.special import softmax
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.huggingface import HEAD_KEY
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.finetune import (
     feature_based,
     retrieval,
@@ -16,9 +21,40 @@ from bert_jax.configs.finetune import (
     tagging,
     text_classification,
 )
+from bert_jax.model.config import BertConfig
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import find_entities, find_runs
-from tests.helpers.corpora import WORDS
+from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import WORDS, write_vocabulary
+
+
+def write_head(directory, imported=False, **head):
+    """Writes a small random model with a head of these settings.
+
+    If `imported`, it is transformers' directory, which has only the kind of head and its labels.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
+    config = BertConfig(tokenizer.vocab_size, **sizes, max_position_embeddings=64)
+    rng = np.random.default_rng(0)
+    params = {  # Large, and without biases, so that labels vary.
+        path: np.float32(rng.normal(0, 1, leaf.shape) * (not path.endswith(("bias", "scale"))))
+        + np.float32(path.endswith("scale"))
+        for path, leaf in parameter_shapes(config, head).items()
+        if not path.startswith(("mlm", "nsp"))
+    }
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    settings = model_settings(config, params) | {"head": head}
+    model = directory / "model"
+    if not imported:
+        write_checkpoint(model, params, settings, tokenizer)
+        return model
+    save_huggingface(model, params, settings, tokenizer)
+    values = json.loads((model / "config.json").read_text())
+    del values[HEAD_KEY]
+    (model / "config.json").write_text(json.dumps(values))
+    return model
 
 
 def predict(config, model, workdir, **data):

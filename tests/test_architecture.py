@@ -24,7 +24,7 @@ LEVELS = (
     ("finetuning", "text_encoder"),
     ("sweeps", "pods"),
     ("pretrain", "finetune", "inference"),
-    ("sweep",),
+    ("sweep", "predict"),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 PACKAGE = ROOT / "bert_jax"

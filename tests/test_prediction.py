@@ -8,16 +8,11 @@ import functools
 import json
 import random
 
-import flax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import bert_jax
-from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.huggingface import HEAD_KEY
-from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.finetune import (
     feature_based,
     glue,
@@ -27,11 +22,8 @@ from bert_jax.configs.finetune import (
     tagging,
     text_classification,
 )
-from bert_jax.model.config import BertConfig
 from bert_jax.runtime import command_line, main
-from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers import commands
-from tests.helpers.corpora import write_vocabulary
 from tests.predictions import (
     check_answers,
     check_choices,
@@ -42,6 +34,7 @@ from tests.predictions import (
     predict,
     read_lines,
     texts,
+    write_head,
     write_lines,
 )
 
@@ -58,35 +51,6 @@ def slow(*values):
 
 LENGTHS = (23, *slow(12, 64))
 TRUNCATED = pytest.mark.filterwarnings("ignore:.*are truncated to")
-
-
-def write_head(directory, imported=False, **head):
-    """Writes a small random model with a head of these settings.
-
-    If `imported`, it is transformers' directory, which has only the kind of head and its labels.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
-    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
-    config = BertConfig(tokenizer.vocab_size, **sizes, max_position_embeddings=64)
-    rng = np.random.default_rng(0)
-    params = {  # Large, and without biases, so that labels vary.
-        path: np.float32(rng.normal(0, 1, leaf.shape) * (not path.endswith(("bias", "scale"))))
-        + np.float32(path.endswith("scale"))
-        for path, leaf in parameter_shapes(config, head).items()
-        if not path.startswith(("mlm", "nsp"))
-    }
-    params = flax.traverse_util.unflatten_dict(params, sep="/")
-    settings = model_settings(config, params) | {"head": head}
-    model = directory / "model"
-    if not imported:
-        write_checkpoint(model, params, settings, tokenizer)
-        return model
-    save_huggingface(model, params, settings, tokenizer)
-    values = json.loads((model / "config.json").read_text())
-    del values[HEAD_KEY]
-    (model / "config.json").write_text(json.dumps(values))
-    return model
 
 
 def varies(predictions):

@@ -1,4 +1,4 @@
-"""The shared entry point of the three mains: flags, start, and how a run ends."""
+"""The shared entry point of the mains that train: flags, start, and how a run ends."""
 
 import faulthandler
 import functools
@@ -61,6 +61,16 @@ def start(train_and_evaluate: Callable[[ConfigDict, str], dict | None], program:
     )
 
 
+def limit_logging() -> None:
+    """Logs what a user wants to know, unless --verbosity asks for another level."""
+    if flags.FLAGS["verbosity"].using_default_value:
+        logging.set_verbosity(logging.INFO)
+    logging.get_absl_handler().addFilter(  # Orbax logs every thread and option.
+        lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
+    )
+    std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs absent backends.
+
+
 def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     values = flags.FLAGS
     if len(argv) > 1:
@@ -69,12 +79,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     # thread can crash, too: JAX's abort, when another host is lost, would end as a segmentation
     # fault, which tools/tpu_worker.sh does not restart.
     faulthandler.enable(all_threads=False)
-    if values["verbosity"].using_default_value:
-        logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().addFilter(  # Orbax logs every thread and option.
-        lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
-    )
-    std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs absent backends.
+    limit_logging()
     is_distributed = values.multihost or values.coordinator is not None
     # Handled here until the training loop does; destructors would swallow a KeyboardInterrupt.
     for number in distributed.stop_signals(is_distributed):

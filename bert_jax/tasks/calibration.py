@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import scipy  # Imports scipy.optimize, which is slow, on first use.
@@ -37,7 +38,11 @@ def reliability(probabilities: np.ndarray, expected: np.ndarray) -> list[tuple]:
     A bin holds the examples whose confidence, the probability of the predicted class, is in
     (from, to]. `probabilities` are `[examples, classes]`, `expected` int `[examples]`.
     """
-    confidence, correct = probabilities.max(-1), probabilities.argmax(-1) == expected
+    return reliability_of(probabilities.max(-1), probabilities.argmax(-1) == expected)
+
+
+def reliability_of(confidence: np.ndarray, correct: np.ndarray) -> list[tuple]:
+    """Returns the `reliability` of confidences and whether each prediction is correct."""
     bin_of_example = np.ceil(confidence * NUM_BINS).astype(int) - 1
     rows = []
     for index in np.unique(bin_of_example).tolist():
@@ -49,9 +54,13 @@ def reliability(probabilities: np.ndarray, expected: np.ndarray) -> list[tuple]:
 
 def expected_calibration_error(probabilities: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean difference of confidence and accuracy of the bins of `reliability`."""
-    rows = reliability(probabilities, expected)
+    return mean_gap(reliability(probabilities, expected))
+
+
+def mean_gap(rows: Sequence[tuple]) -> float:
+    """Returns the mean difference of confidence and accuracy of bins, weighted by examples."""
     gaps = (count * abs(confidence - accuracy) for _, _, count, confidence, accuracy in rows)
-    return sum(gaps) / len(expected)
+    return sum(gaps) / sum(row[2] for row in rows)
 
 
 def with_calibration(

@@ -85,5 +85,5 @@ def predict_table(
     if "calibration_temperature" in head and split.with_settings:
         settings = {"calibration_temperature": head["calibration_temperature"]}
         split = split.with_settings(settings)
-    outputs = model._head_outputs([replace(each, label=None) for each in split.features])
+    outputs = model.head_outputs([replace(each, label=None) for each in split.features])
     return Predictions(split.describe(outputs), split.score(outputs) if split.score else {})

@@ -2,12 +2,11 @@
 
 import csv
 import hashlib
-import io
 import json
 import pathlib
 import re
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from absl import logging
@@ -70,48 +69,74 @@ def read_table(
     example has labels, else unknown. Raises FileNotFoundError if the file is missing, and
     ValueError if it is malformed, as a TSV whose quotation marks can be read in two ways is.
     """
-    is_path = isinstance(source, str | pathlib.Path)
-    suffix = pathlib.Path(source).suffix if is_path else ""
-    hint = ": set the correct name in --config.data.text, text_pair, label or id" if label else ""
     without_labels: set[str] = set()  # Locations of null.
-    if not is_path or str(source).startswith("tfds:") or suffix == ".jsonl":
-        if suffix == ".jsonl":
-            objects = [
-                (_values_as_written(line, location), location)
-                for line, _, location in _read_json_lines(source)
-            ]
-        else:
-            values = read_objects(source, data_dir) if is_path else check_objects(source)
-            objects = [
-                ({name: json.dumps(value) for name, value in example.items()}, location)
-                for example, location in values
-            ]
-        records = []
-        for values, location in objects:
-            labels = None
-            if label_separator and values.get(label, "").startswith("["):
-                labels = _listed_labels(values[label], f"{location}: {label!r}")
-            for column in (*columns, label):
-                kind = {"[": "list", "{": "dict"}.get(values.get(column, "")[:1])
-                if kind and (column != label or labels is None):
-                    message = f"{column!r} is a {kind}, expected text or a number"
-                    if column == label:
-                        message += "; if it holds labels, set --config.data.label_separator"
-                    raise ValueError(f"{location}: {message}")
-            if values.get(label) == "null":
-                without_labels.add(location)
-            texts = {column: _text_of_json(value) for column, value in values.items()}
-            records.append(Record(texts, location, labels=labels))
-    elif suffix in (".csv", ".tsv", ".tab"):
-        records = _read_delimited(pathlib.Path(source), header_lines)
-        if len(records[0].columns) == 1:
-            hint += " (commas separate a .csv, tabs a .tsv)"
-    else:
-        raise ValueError(f"{source} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
-    check_columns(records, columns, hint)
+    options = header_lines, data_dir, label, label_separator, without_labels
+    records = list(iterate_table(source, columns, *options))
     if label_separator:
         return _with_label_sets(records, label, label_separator, without_labels)
     return records
+
+
+def iterate_table(
+    source: str | pathlib.Path | Iterable[Mapping],
+    columns: Sequence[str],
+    header_lines: int = 1,
+    data_dir: str = "",
+    label: str = "",
+    label_separator: str = "",
+    without_labels: set[str] | None = None,
+) -> Iterator[Record]:
+    """Yields the records of `read_table` one by one, but splits no texts into labels.
+
+    `without_labels` receives the locations where the label is null.
+    """
+    is_path = isinstance(source, str | pathlib.Path)
+    suffix = pathlib.Path(source).suffix if is_path else ""
+    hint = ": set the correct name in --config.data.text, text_pair, label or id" if label else ""
+    if not is_path or str(source).startswith("tfds:") or suffix == ".jsonl":
+        if suffix == ".jsonl":
+            objects = (
+                (_values_as_written(line, location), location)
+                for line, _, location in _iterate_json_lines(source)
+            )
+        else:
+            values = read_objects(source, data_dir) if is_path else check_objects(source)
+            objects = (
+                ({name: json.dumps(value) for name, value in example.items()}, location)
+                for example, location in values
+            )
+        for values, location in objects:
+            record = _record_of_json(values, location, columns, label, label_separator)
+            if values.get(label) == "null" and without_labels is not None:
+                without_labels.add(location)
+            check_columns([record], columns, hint)
+            yield record
+    elif suffix in (".csv", ".tsv", ".tab"):
+        for record in _iterate_delimited(pathlib.Path(source), header_lines):
+            if len(record.columns) == 1:
+                check_columns([record], columns, hint + " (commas separate a .csv, tabs a .tsv)")
+            check_columns([record], columns, hint)
+            yield record
+    else:
+        raise ValueError(f"{source} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
+
+
+def _record_of_json(
+    values: dict[str, str], location: str, columns: Sequence[str], label: str, label_separator: str
+) -> Record:
+    """Returns the record of an object, given the JSON text of its values."""
+    labels = None
+    if label_separator and values.get(label, "").startswith("["):
+        labels = _listed_labels(values[label], f"{location}: {label!r}")
+    for column in (*columns, label):
+        kind = {"[": "list", "{": "dict"}.get(values.get(column, "")[:1])
+        if kind and (column != label or labels is None):
+            message = f"{column!r} is a {kind}, expected text or a number"
+            if column == label:
+                message += "; if it holds labels, set --config.data.label_separator"
+            raise ValueError(f"{location}: {message}")
+    texts = {column: _text_of_json(value) for column, value in values.items()}
+    return Record(texts, location, labels=labels)
 
 
 def _with_label_sets(
@@ -140,29 +165,54 @@ def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str =
 
 def read_text(path: pathlib.Path, expected: str) -> str:
     """Reads a UTF-8 file; `expected` describes it in the FileNotFoundError for a missing one."""
+    return "".join(iterate_lines(path, expected))
+
+
+def iterate_lines(path: pathlib.Path, expected: str) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file, each with the "\\n" at its end; errors as `read_text`."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: expected {expected}")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with open(path, encoding="utf-8-sig") as stream:
+            yield from stream
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        location = f"{path}, line {line}, byte {error.start}"
-        fix = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
-        raise ValueError(f"{location}: not UTF-8: {fix}") from None
+        raise ValueError(_locate_undecodable(path, error)) from None
+
+
+def _locate_undecodable(path: pathlib.Path, error: UnicodeDecodeError) -> str:
+    """Returns the message for the first byte of a file that is not UTF-8."""
+    start = number = 0
+    with open(path, "rb") as stream:
+        for line in stream:
+            number += 1
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as found:
+                start += found.start
+                break
+            start += len(line)
+    fix = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
+    return f"{path}, line {number}, byte {start}: not UTF-8: {fix}"
 
 
 def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[dict, str]]:
     """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns (object, location)."""
     if str(source).startswith("tfds:"):
         return _read_tfds(source, data_dir)
-    return [(values, location) for _, values, location in _read_json_lines(source)]
+    return [*iterate_objects(source)]
 
 
-def _read_json_lines(source: str | pathlib.Path) -> list[tuple[str, dict, str]]:
-    """Returns each line that is not blank, the object in it, and its location."""
-    lines = []
-    text = read_text(pathlib.Path(source), "a .jsonl file")
-    for number, line in enumerate(text.split("\n"), start=1):
+def iterate_objects(source: str | pathlib.Path) -> Iterator[tuple[dict, str]]:
+    """Yields (object, location) of each line of a `.jsonl` file that is not blank."""
+    for _, values, location in _iterate_json_lines(source):
+        yield values, location
+
+
+def _iterate_json_lines(source: str | pathlib.Path) -> Iterator[tuple[str, dict, str]]:
+    """Yields each line that is not blank, the object in it, and its location."""
+    is_empty = True
+    lines = iterate_lines(pathlib.Path(source), "a .jsonl file")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         location = f"{source}, line {number}"
@@ -173,10 +223,10 @@ def _read_json_lines(source: str | pathlib.Path) -> list[tuple[str, dict, str]]:
             raise ValueError(f"{location}: not JSON ({error}): write an object per line") from None
         if not isinstance(values, dict):
             raise ValueError(f"{location}: expected a JSON object, found {type(values).__name__}")
-        lines.append((line, values, location))
-    if not lines:
+        is_empty = False
+        yield line, values, location
+    if is_empty:
         raise ValueError(f"{source} holds no examples")
-    return lines
 
 
 def _values_as_written(line: str, location: str) -> dict[str, str]:
@@ -342,55 +392,60 @@ def _listed_labels(value: str, what: str) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
-    text = read_text(path, "a .csv, .tsv or .jsonl file")
+def _iterate_delimited(path: pathlib.Path, header_lines: int) -> Iterator[Record]:
+    expected = "a .csv, .tsv or .jsonl file"
     delimiter = "," if path.suffix == ".csv" else "\t"
-    quoting, hint = csv.QUOTE_MINIMAL, ""
-    if delimiter == "\t" and (line := _find_literal_quote(path, text, header_lines)):
+    quoting, hint, literal = csv.QUOTE_MINIMAL, "", 0
+    if delimiter == "\t" and any('"' in line for line in iterate_lines(path, expected)):
+        literal = _find_literal_quote(path, read_text(path, expected), header_lines)
+    if literal:
         quoting = csv.QUOTE_NONE
-        hint = f": line {line} has a quotation mark in its text, so no field is read as quoted"
+        hint = f": line {literal} has a quotation mark in its text, so no field is read as quoted"
         logging.info("%s%s", path, hint)
-    other = _other_separator(text, delimiter)
+    other = _other_separator(next(iterate_lines(path, expected), ""), delimiter)
     wrong_separator = (
         f"{path}, line 1: {_SEPARATORS[delimiter]} separate a {path.suffix}, but this header has "
         f"{other}: convert the file, e.g. with pandas: read_csv(FILE, sep=None, engine='python')"
         ".to_csv(NEW_FILE, index=False)"
     )
-    lines = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
-    rows, line = [], 1
+    text = iterate_lines(path, expected)
+    lines = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
+    names: list[str] = []
+    num_examples = num_blank = 0
+    line = 1
     try:
-        for fields in lines:
-            rows.append((fields, f"{path}, line {line}"))
-            line = lines.line_num + 1
+        for number, fields in enumerate(lines):
+            location, line = f"{path}, line {line}", lines.line_num + 1
+            if number == 0:
+                names = fields
+                if duplicates := [name for name in names if name and names.count(name) > 1]:
+                    fix = f"the header names {duplicates[0]!r} twice: rename one of them"
+                    raise ValueError(f"{path}: {fix}")
+            elif number < header_lines:
+                continue
+            elif len(fields) == len(names):
+                num_examples += 1
+                yield Record(dict(zip(names, fields, strict=True)), location)
+            elif any(fields) and other:
+                raise ValueError(wrong_separator)
+            elif any(fields):
+                counts = f"expected {len(names)} fields, as in the header, found {len(fields)}"
+                raise ValueError(f"{location}: {counts}{hint}")
+            else:
+                num_blank += 1
     except csv.Error as error:
         if other:
             raise ValueError(wrong_separator) from None
         problem = f"{error}: close every quoted field, and double the quotation marks inside it"
         raise ValueError(f"{path}, line {line}: {problem}") from None
-    records, names = [], rows[0][0] if rows else []
-    if duplicates := [name for name in names if name and names.count(name) > 1]:
-        raise ValueError(f"{path}: the header names {duplicates[0]!r} twice: rename one of them")
-    num_blank = 0
-    for fields, location in rows[max(header_lines, 1) :]:
-        if len(fields) == len(names):
-            records.append(Record(dict(zip(names, fields, strict=True)), location))
-        elif any(fields) and other:
-            raise ValueError(wrong_separator)
-        elif any(fields):
-            counts = f"expected {len(names)} fields, as in the header, found {len(fields)}"
-            raise ValueError(f"{location}: {counts}{hint}")
-        else:
-            num_blank += 1
     if num_blank and len(names) == 1:  # csv.writer writes the empty field of a single column as "".
         logging.warning('%s: %d blank lines skipped; "" is an empty field', path, num_blank)
-    if not records:
+    if not num_examples:
         raise ValueError(f"{path} holds no examples")
-    return records
 
 
-def _other_separator(text: str, delimiter: str) -> str:
+def _other_separator(header: str, delimiter: str) -> str:
     """Returns what seems to separate the names in the header, if it is not `delimiter`."""
-    header = text.partition("\n")[0]
     found = (name for mark, name in _SEPARATORS.items() if mark in header)
     return "" if delimiter in header else next(found, "")
 

@@ -1,13 +1,16 @@
 """The interface of a task: features to train on, splits to score, and a head."""
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import ModelInput
 from bert_jax.model.heads import Head, Outputs
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,3 +91,69 @@ def limit_examples(
         return examples
     notes[f"{split} examples dropped"] = len(examples) - limit
     return [examples[index * len(examples) // limit] for index in range(limit)]
+
+
+class TrainedHead(NamedTuple):
+    """A head, and what its task needs to apply it to new examples.
+
+    Attributes:
+      settings: those stored with the head, with its "max_seq_length".
+      data: the fields `config.data` of the run that trained it; empty if it is imported.
+      tokenizer: the model's.
+      max_position_embeddings: the model's.
+      apply: features -> the head's output for each.
+    """
+
+    settings: Mapping
+    data: Mapping
+    tokenizer: Tokenizer
+    max_position_embeddings: int
+    apply: Callable[[Sequence[ModelInput]], Outputs]
+
+
+class Predictor(Protocol):
+    """Predicts files with a trained head, in blocks of examples: `get_predictor` of a task.
+
+    A task's file offers `PREDICT_OPTIONS`, the names and default values of the flags of
+    `bert_jax.predict` that it takes, such as columns, and
+    `get_predictor(trained, options, given) -> Predictor`, where `given` are the options set by
+    flags; others have the value of the run that trained the head.
+
+    Attributes:
+      writers: of each suffix that an output may have, the function (path, blocks) that writes the
+        predictions of all blocks, as `describe` returns them; files in a folder get the first.
+      notes: counts of what is unusual in the examples so far, for the log.
+    """
+
+    writers: Mapping[str, Callable[[pathlib.Path, Iterable[Sequence[Any]]], None]]
+    notes: dict[str, int]
+
+    def find_inputs(self, directory: pathlib.Path) -> Sequence[pathlib.Path]:
+        """Returns the files of a folder that can be predicted."""
+
+    def read(self, path: str | pathlib.Path) -> Iterator[Any]:
+        """Yields the examples of a file one by one. Raises ValueError or OSError."""
+
+    def features(self, examples: Sequence[Any]) -> list[ModelInput]:
+        """Returns the features of a block of examples."""
+
+    def describe(self, examples: Sequence[Any], outputs: Outputs) -> Sequence[Any]:
+        """Returns the predictions of a block; keeps what the scores need, if labels are known."""
+
+    def scores(self) -> dict[str, float]:
+        """Returns the scores of the examples so far whose labels are known, and their number."""
+
+
+def write_json_blocks(path: pathlib.Path, blocks: Iterable[Sequence[dict]]) -> None:
+    """Writes a JSON object per line."""
+    with open(path, "w", encoding="utf-8") as stream:
+        for predictions in blocks:
+            stream.writelines(json.dumps(values) + "\n" for values in predictions)
+
+
+def files_with_suffix(directory: pathlib.Path, suffixes: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the files of a folder with one of `suffixes`, by name; raises ValueError if none."""
+    found = sorted(path for path in directory.iterdir() if path.suffix in suffixes)
+    if not found:
+        raise ValueError(f"{directory} has no file with the suffix {', '.join(suffixes)}")
+    return found

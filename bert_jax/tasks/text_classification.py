@@ -1,9 +1,14 @@
 """Classification or regression of your own texts or pairs, from CSV, TSV or JSONL files."""
 
+import collections
+import contextlib
 import csv
 import dataclasses
+import functools
+import itertools
+import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -15,15 +20,25 @@ from scipy.special import expit, softmax
 from bert_jax.data.features import ModelInput
 from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
 from bert_jax.tasks import scores, tables
-from bert_jax.tasks.calibration import with_calibration
+from bert_jax.tasks.calibration import mean_gap, reliability_of, with_calibration
 from bert_jax.tasks.labels import (
+    LABEL_SEPARATOR,
     find_labels,
     labels_from_config,
+    match_labels,
     read_labels,
     split_labels,
 )
 from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
+from bert_jax.tasks.task import (
+    Outputs,
+    Split,
+    Task,
+    TrainedHead,
+    files_with_suffix,
+    limit_examples,
+    write_json_blocks,
+)
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # Names of heads -> functions of the predicted and the expected classes, label sets or values.
@@ -220,14 +235,7 @@ def make_split(
     is_labeled = features[0].label is not None
 
     def predict(outputs: Outputs) -> np.ndarray:
-        if multi_label:
-            return np.stack(outputs) > 0
-        return np.argmax(outputs, axis=-1) if labels else np.array(outputs, np.float64)[:, 0]
-
-    def describe(label) -> str | float | list[str]:
-        if multi_label:
-            return [labels[index] for index in np.flatnonzero(label)]
-        return labels[label] if labels else float(label)
+        return predicted_labels(outputs, labels, multi_label)
 
     def score(outputs: Outputs) -> dict[str, float]:
         predicted = predict(outputs)
@@ -242,15 +250,8 @@ def make_split(
         for index, record in enumerate(records):
             line = {"id": record.id} | record.columns
             if is_labeled:
-                line["label"] = describe(expected[index])
-            line["prediction"] = describe(predicted[index])
-            if labels:
-                num_predicted = int(predicted[index].sum()) if multi_label else 1
-                top_k = max(NUM_BEST, num_predicted) if len(labels) > MAX_LABELS else len(labels)
-                best = best_labels(labels, outputs[index], multi_label, top_k)
-                line["probabilities"] = dict(best)
-                if len(best) < len(labels):
-                    line["num_other_labels"] = len(labels) - len(best)
+                line["label"] = describe_label(expected[index], labels, multi_label)
+            line |= describe_output(outputs[index], predicted[index], labels, multi_label)
             lines.append(line)
         return lines
 
@@ -275,6 +276,38 @@ def make_split(
         return path
 
     return Split(name, features, score if is_labeled else None, write, describe_examples)
+
+
+def predicted_labels(outputs: Outputs, labels: Sequence, multi_label: bool) -> np.ndarray:
+    """Returns the classes, of a multi-label head bool `[examples, labels]`, or the values."""
+    if multi_label:
+        return np.stack(outputs) > 0
+    return np.argmax(outputs, axis=-1) if labels else np.array(outputs, np.float64)[:, 0]
+
+
+def describe_label(label, labels: Sequence[str], multi_label: bool) -> str | float | list[str]:
+    """Returns a class by its name, a label set as a list of names, or a value."""
+    if multi_label:
+        return [labels[index] for index in np.flatnonzero(label)]
+    return labels[label] if labels else float(label)
+
+
+def describe_output(
+    output: np.ndarray, predicted, labels: Sequence[str], multi_label: bool
+) -> dict:
+    """Returns the "prediction" of an example and, of classes, the "probabilities", best first.
+
+    Of more than `MAX_LABELS` labels, the best and the predicted ones, and "num_other_labels".
+    """
+    line = {"prediction": describe_label(predicted, labels, multi_label)}
+    if labels:
+        num_predicted = int(predicted.sum()) if multi_label else 1
+        top_k = max(NUM_BEST, num_predicted) if len(labels) > MAX_LABELS else len(labels)
+        best = best_labels(labels, output, multi_label, top_k)
+        line["probabilities"] = dict(best)
+        if len(best) < len(labels):
+            line["num_other_labels"] = len(labels) - len(best)
+    return line
 
 
 class Classification(NamedTuple):
@@ -311,3 +344,185 @@ def choose_metric(metrics: Iterable[str], name: str) -> str:
     if name and name not in metrics:
         raise ValueError(f"--config.data.metric={name}: expected one of {', '.join(metrics)}")
     return name or next(iter(metrics))
+
+
+class ClassScores:
+    """The scores of a head, of examples that are added in blocks; keeps a few numbers of each."""
+
+    def __init__(
+        self,
+        head: Mapping,
+        metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
+        ranking_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
+    ):
+        self._labels = () if head["task"] == "regression" else head["labels"]
+        self._is_multi = head["task"] == "multi_label"
+        self._metrics, self._ranking_metrics = metrics, ranking_metrics
+        self._temperatures = {"ece": 1.0} if head["task"] == "classification" else {}
+        if self._temperatures and "calibration_temperature" in head:
+            self._temperatures["calibrated_ece"] = head["calibration_temperature"]
+        names = ("predicted", "expected", "margins", *self._temperatures)
+        self._kept: dict[str, list[np.ndarray]] = {name: [] for name in names}
+
+    def add(self, outputs: Outputs, expected: Sequence) -> None:
+        """Adds a block of examples whose labels are known."""
+        if not len(outputs):
+            return
+        logits = np.stack(outputs).astype(np.float64)
+        kept = {"predicted": predicted_labels(outputs, self._labels, self._is_multi)}
+        kept["expected"] = np.array(expected)
+        if self._ranking_metrics:
+            kept["margins"] = np.diff(logits)[:, 0]
+        for name, temperature in self._temperatures.items():
+            kept[name] = softmax(logits / temperature, axis=-1).max(-1)
+        if self._is_multi:  # An eighth of the memory.
+            kept = {name: np.asarray(values, bool) for name, values in kept.items()}
+        for name, values in kept.items():
+            self._kept[name].append(values)
+
+    def scores(self) -> dict[str, float]:
+        """Returns the scores of the examples so far; none without any."""
+        if not self._kept["predicted"]:
+            return {}
+        kept = {name: np.concatenate(values) for name, values in self._kept.items() if values}
+        predicted, expected = kept["predicted"], kept["expected"]
+        found = {name: metric(predicted, expected) for name, metric in self._metrics.items()}
+        for name, metric in self._ranking_metrics.items():
+            found[name] = metric(kept["margins"], expected == 1)
+        for name in self._temperatures:
+            found[name] = mean_gap(reliability_of(kept[name], predicted == expected))
+        return found | {"examples": len(expected)}
+
+
+PREDICT_OPTIONS = {"text": "text", "text_pair": "", "label": "label", "id": "", "header_lines": 1}
+
+
+def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "TextPredictor":
+    """Returns the predictor of a head for classification, multi-label or regression."""
+    head, labels = trained.settings, trained.settings["labels"]
+    metrics = METRICS_OF_HEADS[head["task"]]
+    if head["task"] == "regression":
+        metrics = metrics | ERRORS
+    has_two_classes = head["task"] == "classification" and len(labels) == 2
+    if has_two_classes:
+        metrics = metrics | TWO_CLASS_METRICS
+    scores = ClassScores(head, metrics, RANKING_METRICS if has_two_classes else {})
+    return TextPredictor(trained, options, scores, needs_label="label" in given)
+
+
+class TextPredictor:
+    """Predicts tables of texts or pairs; see `bert_jax.tasks.task.Predictor`."""
+
+    def __init__(
+        self,
+        trained: TrainedHead,
+        options: Mapping,
+        scores: ClassScores,
+        needs_label: bool = False,
+        aliases: Mapping[str, str] | None = None,
+    ):
+        self.writers = {".jsonl": write_json_blocks}
+        self.notes: dict[str, int] = collections.Counter()
+        self._trained, self._options, self._scores = trained, options, scores
+        self._needs_label, self._aliases = needs_label, dict(aliases or {})
+        head = trained.settings
+        self._is_multi = head["task"] == "multi_label"
+        self._labels = () if head["task"] == "regression" else head["labels"]
+        self._texts = tuple(filter(None, (options["text"], options["text_pair"])))
+
+    def find_inputs(self, directory: pathlib.Path) -> list[pathlib.Path]:
+        return files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
+
+    def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
+        label, column = self._options["label"], self._options["id"]
+        columns = (*self._texts, *filter(None, (column, label if self._needs_label else "")))
+        separator = ""
+        if self._is_multi:
+            separator = self._trained.settings.get("label_separator", LABEL_SEPARATOR)
+        data_dir = self._trained.data.get("data_dir", "")
+        header_lines = self._options["header_lines"]
+        arguments = path, columns, header_lines, data_dir, label, separator
+
+        @functools.cache
+        def is_labeled() -> bool:
+            return any(
+                record.columns.get(label) or record.labels is not None
+                for record in tables.iterate_table(*arguments)
+            )
+
+        number = 0
+        null: set[str] = set()
+        for record in tables.iterate_table(*arguments, null):
+            is_blank = not any(record.columns.values())
+            if is_blank and label in record.columns and is_labeled():
+                self.notes["rows without any field, skipped"] += 1
+                continue
+            text = record.columns.get(label)
+            is_text = text is not None and record.labels is None and record.location not in null
+            null.clear()
+            if self._is_multi and is_text and (text or is_labeled()):
+                names = tuple(filter(None, map(str.strip, text.split(separator))))
+                record = record._replace(labels=names)
+            yield record._replace(id=record.columns[column] if column else str(number))
+            number += 1
+
+    def features(self, examples: Sequence[tables.Record]) -> list[ModelInput]:
+        texts = [[record.columns[column] for column in self._texts] for record in examples]
+        self.notes["examples with an empty text"] += sum(
+            not all(map(str.strip, each)) for each in texts
+        )
+        length = self._trained.settings["max_seq_length"]
+        unknown = [None] * len(texts)
+        features, truncated = text_features(texts, unknown, self._trained.tokenizer, length)
+        self.notes[f"examples truncated to {length} tokens"] += truncated
+        return features
+
+    def describe(self, examples: Sequence[tables.Record], outputs: Outputs) -> list[dict]:
+        expected = self._known_labels(examples)
+        known = [index for index, label in enumerate(expected) if label is not None]
+        self._scores.add([outputs[i] for i in known], [expected[i] for i in known])
+        predicted, lines = predicted_labels(outputs, self._labels, self._is_multi), []
+        for record, label, *each in zip(examples, expected, outputs, predicted, strict=True):
+            line = {"id": record.id} | record.columns
+            if label is not None:
+                line["label"] = describe_label(label, self._labels, self._is_multi)
+            lines.append(line | describe_output(*each, self._labels, self._is_multi))
+        return lines
+
+    def scores(self) -> dict[str, float]:
+        return self._scores.scores()
+
+    def _known_labels(self, examples: Sequence[tables.Record]) -> list:
+        """Returns the label of each example as the head knows it, and None for others."""
+        column, labels = self._options["label"], self._labels
+        if self._is_multi:
+            texts = [record.labels for record in examples]
+            distinct = set(itertools.chain(*filter(None, texts)))
+        else:
+            texts = [record.columns.get(column) or None for record in examples]
+            distinct = set(filter(None, texts))
+        names = match_labels(distinct, labels) | self._aliases
+        index_of_label = {label: index for index, label in enumerate(labels)}
+        known: list = []
+        for text in texts:
+            label = None
+            if self._is_multi and text is not None:
+                indices = [index_of_label.get(names[each]) for each in text]
+                if None not in indices:
+                    label = np.zeros(len(labels), np.float32)
+                    label[indices] = 1
+            elif labels and text is not None:
+                text = names[text] or None
+                label = index_of_label.get(text)
+            elif text is not None:
+                with contextlib.suppress(ValueError):
+                    label = float(text) if math.isfinite(float(text)) else None
+            known.append(label)
+            if text is not None and label is None:
+                what = (
+                    "labels that the head does not have" if labels else "a label that is no number"
+                )
+                self.notes[f"examples with {what}, not scored"] += 1
+        if None in texts and any(column in record.columns for record in examples):
+            self.notes["examples without labels, not scored"] += texts.count(None)
+        return known

@@ -199,5 +199,5 @@ def test_help_of_a_run_lists_its_flags_and_the_fields_of_its_config():
 def test_every_program_has_help():
     paths = [path for path in (ROOT / "tools").glob("*.py") if "__main__" in path.read_text()]
     tools = sorted(str(path.relative_to(ROOT)) for path in paths)
-    modules = [f"-m bert_jax.{name}" for name in ("finetune", "pretrain", "sweep")]
+    modules = [f"-m bert_jax.{name}" for name in ("finetune", "predict", "pretrain", "sweep")]
     check_help(*modules, *tools)

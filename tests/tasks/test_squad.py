@@ -227,9 +227,9 @@ def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch)
     model = bert_jax.load(finished[0] / "best")
     context = " ".join([CONTEXT] * 8)
     together = model.answer("old king", context, top_k=5)
-    whole = type(model)._head_outputs
+    whole = type(model).head_outputs
     monkeypatch.setattr(
-        type(model), "_head_outputs", lambda self, all_: [whole(self, [one])[0] for one in all_]
+        type(model), "head_outputs", lambda self, all_: [whole(self, [one])[0] for one in all_]
     )
     for one, other in zip(together, model.answer("old king", context, top_k=5), strict=True):
         assert one[2:] == other[2:]

@@ -1,0 +1,235 @@
+"""Predicts files with a fine-tuned model: `python -m bert_jax.predict --model=DIR --input=FILE
+--output=FILE`.
+
+Top to bottom: the model, how its task reads and writes examples, then the loop, in which nothing of
+the size of the input is kept: read a block of examples -> features -> outputs -> predictions, which
+are appended to the output. It appears when it is complete.
+"""
+
+from bert_jax.runtime.command_line import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # Before the other imports, which take longer than a second.
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+
+from absl import app, flags, logging
+
+import bert_jax
+from bert_jax.inference import PretrainedModel
+from bert_jax.runtime import command_line
+from bert_jax.runtime.errors import CheckpointError
+from bert_jax.runtime.main import check_devices, limit_logging
+from bert_jax.runtime.named_modules import import_part
+from bert_jax.tasks.task import Predictor, TrainedHead
+from bert_jax.text_encoder import ROWS_PER_BATCH
+
+BLOCK = 4096
+"""Examples that are read, predicted and written together."""
+
+# Heads -> the task that reads their examples, for imported models, which store none.
+TASKS = {
+    "classification": "text_classification",
+    "multi_label": "text_classification",
+    "regression": "text_classification",
+    "span": "squad",
+    "tagging": "tagging",
+    "feature_based": "tagging",
+    "embedding": "retrieval",
+    "multiple_choice": "multiple_choice",
+}
+
+
+def define_flags() -> None:
+    """Defines the flags of the program."""
+    flags.DEFINE_string("model", None, "Fine-tuned model: a workdir, a checkpoint, or an import.")
+    flags.DEFINE_string("input", None, "File to predict, or a folder of files.")
+    flags.DEFINE_string("output", None, "File for the predictions, or a folder; must not exist.")
+    flags.DEFINE_integer(
+        "batch_size",
+        ROWS_PER_BATCH,
+        "Packed rows of 64 tokens per forward pass; proportionally fewer longer ones.",
+        lower_bound=1,
+    )
+    flags.DEFINE_enum("device", None, ["cpu", "gpu", "tpu"], "Where to compute; default: JAX's.")
+    as_trained = "; default: as in the run that trained the model."
+    flags.DEFINE_string("text", None, "Tables: column of the text" + as_trained)
+    flags.DEFINE_string("text_pair", None, "Tables: column of the second text" + as_trained)
+    flags.DEFINE_string("label", None, "Tables: column of the label, to score" + as_trained)
+    flags.DEFINE_string("id", None, "Tables: column of the ids; default: numbers from 0.")
+    flags.DEFINE_integer("header_lines", None, "Tables: lines before the first example.", 1)
+    flags.mark_flags_as_required(["model", "input", "output"])
+
+
+OPTIONS = ("text", "text_pair", "label", "id", "header_lines")
+
+
+def predict(
+    model_directory: str,
+    source: str,
+    output: str,
+    options: Mapping[str, object] | None = None,
+    batch_size: int = ROWS_PER_BATCH,
+    device: str | None = None,
+) -> dict[str, dict[str, float]]:
+    """Predicts a file or a folder of files; returns the scores of each file with known labels.
+
+    Args:
+      model_directory: as for `bert_jax.load`, with a fine-tuned head.
+      source, output: two files, or two folders. The output must not exist, and appears when it is
+        complete.
+      options: those of the task that are set, such as columns; see `PREDICT_OPTIONS` of its file.
+      batch_size, device: as for `encode` and `bert_jax.load`.
+
+    Raises ValueError, OSError or CheckpointError.
+    """
+    source, target = pathlib.Path(source), pathlib.Path(output)
+    if not source.exists() and not str(source).startswith("tfds:"):
+        raise FileNotFoundError(f"--input={source} does not exist: expected a file or a folder")
+    if "://" in str(output):
+        raise ValueError(f"--output={output}: expected a local path; copy the predictions later")
+    if target.exists():
+        raise FileExistsError(f"--output={target} exists: choose another, or remove it")
+    model = bert_jax.load(model_directory, device=device)
+    predictor = make_predictor(model, options or {}, batch_size)
+    scores = {}
+    with complete_files(target) as directory:
+        for path, name in choose_files(predictor, source, target):
+            write = predictor.writers[pathlib.Path(name).suffix]
+            write(directory / name, predict_blocks(model, predictor, path, batch_size))
+            if found := predictor.scores():
+                scores[name] = found
+            for what, count in sorted(predictor.notes.items()):
+                if count:
+                    logging.info("%s: %d %s", path, count, what)
+            predictor = make_predictor(model, options or {}, batch_size)
+    return scores
+
+
+def predict_blocks(
+    model: PretrainedModel, predictor: Predictor, path: pathlib.Path, batch_size: int
+) -> Iterator[Sequence]:
+    """Yields the predictions of each block of examples of a file."""
+    for examples in blocks(predictor.read(path), BLOCK):
+        features = predictor.features(examples)
+        outputs = model.head_outputs(features, batch_size)
+        yield predictor.describe(examples, outputs)
+
+
+def make_predictor(
+    model: PretrainedModel, options: Mapping[str, object], batch_size: int
+) -> Predictor:
+    """Returns the predictor of the model's task; `options` are those that are set.
+
+    Raises ValueError for a model without a head, or for an option that its task does not have.
+    """
+    if not model.head:
+        fix = "give the workdir of a run of bert_jax.finetune"
+        raise ValueError(f"--model={model.source} has no fine-tuned head: {fix}")
+    head = {"max_seq_length": model.config.max_position_embeddings} | model.head
+    task, name = find_task(model)
+    data = model.settings.get("data", {})
+    for option in options:
+        if option not in task.PREDICT_OPTIONS:
+            expected = ", ".join(f"--{each}" for each in task.PREDICT_OPTIONS) or "none"
+            raise ValueError(
+                f"--{option} is for other models: this one has a head for {head['task']}, of the "
+                f"task {name}, whose options are {expected}"
+            )
+    defaults = {each: data.get(each, value) for each, value in task.PREDICT_OPTIONS.items()}
+    apply = functools.partial(model.head_outputs, batch_size=batch_size)
+    limit = model.config.max_position_embeddings
+    trained = TrainedHead(head, data, model.tokenizer, limit, apply)
+    return task.get_predictor(trained, defaults | dict(options), options.keys())
+
+
+def find_task(model: PretrainedModel) -> tuple[ModuleType, str]:
+    """Returns the file of the task that trained the head, and its name."""
+    name = model.settings.get("task") or TASKS[model.head["task"]]
+    if name == "multiple_choice" and "max_query_length" in model.head:
+        name = "retrieval"  # A cross-encoder.
+    return import_part("bert_jax.tasks", name, "get_predictor", only_imported=True), name
+
+
+def choose_files(
+    predictor: Predictor, source: pathlib.Path, target: pathlib.Path
+) -> list[tuple[pathlib.Path, str]]:
+    """Returns each file to read, and the name of that to write.
+
+    Raises ValueError if the suffix of a file to write is unknown.
+    """
+    if not source.is_dir():
+        if target.suffix not in predictor.writers:
+            expected = " or ".join(predictor.writers)
+            raise ValueError(f"--output={target}: expected a file with the suffix {expected}")
+        return [(source, target.name)]
+    suffix = next(iter(predictor.writers))
+    if target.suffix in predictor.writers:
+        raise ValueError(f"--output={target}: expected a folder, as --input={source} is one")
+    return [(path, f"{path.stem}{suffix}") for path in predictor.find_inputs(source)]
+
+
+@contextlib.contextmanager
+def complete_files(target: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a new folder beside `target`; at the end, its files become `target` and its siblings.
+
+    A target without a suffix becomes the folder itself. After an error, nothing is left.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.incomplete")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        if (temporary / target.name).exists():
+            for path in sorted(temporary.iterdir(), key=lambda path: path.name == target.name):
+                path.rename(target.with_name(path.name))  # The predictions themselves are last.
+        else:
+            temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def blocks(examples: Iterable, size: int) -> Iterator[list]:
+    """Yields lists of `size` examples, the last with the rest."""
+    iterator = iter(examples)
+    while block := list(itertools.islice(iterator, size)):
+        yield block
+
+
+def main(argv: list[str]) -> None:
+    values = flags.FLAGS
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    limit_logging()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # Cleans up.
+    options = {name: values[name].value for name in OPTIONS if values[name].value is not None}
+    try:
+        check_devices()
+        scores = predict(
+            values.model, values.input, values.output, options, values.batch_size, values.device
+        )
+    except (ImportError, ValueError, OSError, CheckpointError) as error:
+        logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
+        message = command_line.describe_error(error).replace("--config.data.", "--")
+        sys.exit(f"{command_line.program_name()}: {message}")
+    except KeyboardInterrupt:
+        sys.exit(f"\n{command_line.program_name()}: interrupted; nothing is written")
+    if scores:
+        print(json.dumps(scores, indent=2))
+    print(f"Predictions: {values.output}")
+
+
+if __name__ == "__main__":
+    command_line.keep_running_without_log()
+    define_flags()
+    app.run(main, flags_parser=command_line.parse_flags)
