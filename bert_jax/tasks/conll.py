@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from absl import logging
 
-from bert_jax.tasks.tables import read_objects, read_text
+from bert_jax.tasks.tables import find_unused_keys, read_objects, read_text
 from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
 
 SCHEMES = ("iob1", "iob2", "bioes", "bilou", "io")
@@ -52,24 +52,26 @@ def read_sentences(
     tags_key: str = "",
     names: Sequence[str] = (),
     known_tags: Collection[str] = (),
+    unused: dict[str, int] | None = None,
 ) -> list[Sentence]:
     """Reads a `.jsonl` file or CoNLL columns, numbered from 0, or with -1 from the end.
 
     A file with fewer than `min_columns` columns has no tags: only words or, if the training file
     has more columns, words and parts of speech. Logs how many comments are skipped; a tag in
     `known_tags` shows that "#" is a word. In JSONL, `tags_key` is the key of the tags: "" means
-    "tags", or else the only key that ends in _tags; `names` are those of tags that are numbers.
+    "tags", or else the only key that ends in _tags; `names` are those of tags that are numbers;
+    `unused` receives the number of lines that have each key which nothing reads.
     Raises FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     if pathlib.Path(path).suffix == ".jsonl":
-        return _read_json_lines(path, tags_key, names)
+        return _read_json_lines(path, tags_key, names, {} if unused is None else unused)
     lines = read_text(pathlib.Path(path), "words and their columns, or a .jsonl file").split("\n")
     rows = [[] if line.startswith(_DOCUMENT) else _split_columns(line) for line in lines]
     if pathlib.Path(path).suffix in (".conllu", ".conllup") and word_column == 0:
         fix = "set --config.data.word_column=1 (and tag_column=3 for its parts of speech)"
         raise ValueError(f"{path}: the first column of CoNLL-U numbers the words: {fix}")
     # "#" may be a word; a comment has other columns than the first line that cannot be one.
-    may_be_first = [index for index, row in enumerate(rows) if row and row[0] != "#"]
+    may_be_first = [index for index, row in enumerate(rows) if row and row[0].strip("#")]
     if not may_be_first:
         raise ValueError(f"{path} holds no words")
     without_mark = (index for index in may_be_first if not lines[index].startswith("#"))
@@ -85,7 +87,7 @@ def read_sentences(
             )
     seen = _values_of_words(rows, num_columns, tag_column if has_tags else -1) | set(known_tags)
     assignments = _values_of_words(rows, num_columns, 2) if num_columns > 3 else set()
-    comments, unsure = 0, []
+    comments, unsure, tag_of_hashtag = 0, [], {}
     sentences, document, sentence, separated_otherwise = [], 0, None, []
     for number, (line, fields) in enumerate(zip(lines, rows, strict=True), start=1):
         if not fields:
@@ -93,12 +95,12 @@ def read_sentences(
             sentence = None
             continue
         is_like_first = len(fields) == num_columns and ("\t" in line) == has_tabs
-        is_marked = fields[0] == "#" or line.startswith("# ")
+        is_marked = _is_marked(fields)
         is_marked |= has_tabs and line.startswith("#") and "\t" not in line
         if not sentence and is_marked and not is_like_first:
             comments += 1
             continue
-        if not sentence and line.startswith("# ") and num_columns > 1:
+        if not sentence and re.match(" *#+ ", line) and num_columns > 1:
             tag = fields[tag_column if has_tags else -1]
             is_assignment = num_columns > 3 and fields[2] == "=" and "=" not in assignments
             if is_assignment or not (tag in seen or re.fullmatch("[BIESLU]-.+", tag)):
@@ -115,6 +117,8 @@ def read_sentences(
         if ("\t" in line) != has_tabs:
             separated_otherwise.append(number)
         if not sentence:
+            if has_tags and re.match("#+[^# ]", fields[0]) and "\t" not in line:
+                tag_of_hashtag[f"line {number}: {line.strip()[:30]!r}"] = fields[tag_column]
             sentence = Sentence([], [], [] if has_tags else None, document, num_columns)
             sentences.append(sentence)
         sentence.words.append(fields[word_column])
@@ -130,6 +134,25 @@ def read_sentences(
             path,
             len(unsure),
             _shown(unsure),
+        )
+    others = {
+        tag
+        for sentence in sentences
+        for word, tag in zip(sentence.words, sentence.tags or (), strict=False)
+        if not word.startswith("#")
+    }
+    hashtags = [
+        place
+        for place, tag in tag_of_hashtag.items()
+        if tag not in others | set(known_tags) and not re.fullmatch("[BIESLU]-.+", tag)
+    ]
+    if hashtags:
+        logging.warning(
+            "%s: %d lines that begin with # are read as words, but no other word has their tag: "
+            "%s. If they are comments, write a space after #",
+            path,
+            len(hashtags),
+            _shown(hashtags),
         )
     if separated_otherwise:
         logging.warning(
@@ -147,15 +170,17 @@ def read_sentences(
 def _values_of_words(rows: Sequence[Sequence[str]], num_columns: int, column: int) -> set[str]:
     """Returns the values of a column in the lines that cannot be comments."""
 
-    def is_marked(row: Sequence[str]) -> bool:
-        return row[0] == "#" or row[0].startswith("# ")
-
     return {
         row[column]
         for before, row in zip([[], *rows], rows, strict=False)
         # A line after a word is a word.
-        if len(row) == num_columns and (not is_marked(row) or (before and not is_marked(before)))
+        if len(row) == num_columns and (not _is_marked(row) or (before and not _is_marked(before)))
     }
+
+
+def _is_marked(row: Sequence[str]) -> bool:
+    """Returns whether a line may be a comment: it begins with number signs and a space."""
+    return bool(re.match("#+( |$)", row[0]))
 
 
 def _split_columns(line: str) -> list[str]:
@@ -176,10 +201,10 @@ def _shown(texts: Sequence[str]) -> str:
 
 
 def _read_json_lines(
-    path: str | pathlib.Path, tags_key: str, names: Sequence[str]
+    path: str | pathlib.Path, tags_key: str, names: Sequence[str], unused: dict[str, int]
 ) -> list[Sentence]:
-    sentences, keys = [], set()
-    for values, location in read_objects(path):
+    sentences, keys, objects = [], set(), read_objects(path)
+    for values, location in objects:
         key = tags_key or _find_tags_key(values, location)
         words, tags = values.get("tokens"), values.get(key)
         if isinstance(tags, list) and tags and all(type(tag) is int for tag in tags):
@@ -205,9 +230,23 @@ def _read_json_lines(
         sentences.append(Sentence(words, lines, tags, document, location=location))
     if not any(sentence.words for sentence in sentences):
         raise ValueError(f"{path} holds no words")
+    for key, (count, location) in find_unused_keys(objects, {"tokens", "document", *keys}).items():
+        unused[key] = count
+        if not keys and all(_may_be_tags(values, key) for values, _ in objects):
+            raise ValueError(
+                f"{location}: no 'tags', but {key!r} has a value for each of the 'tokens': set "
+                f"--config.data.tags={key} if these are the tags, or remove it"
+            )
     if found := sorted(keys - {"tags", tags_key}):
         logging.info("%s: the tags are those of %s", path, ", ".join(map(repr, found)))
     return sentences
+
+
+def _may_be_tags(values: Mapping, key: str) -> bool:
+    """Returns whether an object has a text or a number for each word under `key`."""
+    found, words = values.get(key), values["tokens"]
+    is_list = isinstance(found, list) and len(found) == len(words)
+    return is_list and all(isinstance(each, str | int) for each in found)
 
 
 def _find_tags_key(values: Mapping, location: str) -> str:

@@ -72,6 +72,15 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(text for _, text in sorted(zip(numbers, texts, strict=True)))
 
 
+def positive_of_two(labels: Sequence[str]) -> int:
+    """Returns the index of the positive class of two: the larger number, else the second label.
+
+    Labels that are given, or of a head of an earlier version, may have the larger number first.
+    """
+    numbers = list(map(_number, labels))
+    return 1 if None in numbers else int(numbers[0] > numbers[1]) ^ 1
+
+
 def match_labels(texts: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
     """Maps each text to the label that is the same text or, if all are numbers, the same number.
 

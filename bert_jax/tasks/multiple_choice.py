@@ -1,6 +1,7 @@
 """Multiple choice of story endings: SWAG (Zellers et al., 2018; section 4.4 of the paper)."""
 
 import pathlib
+import re
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -9,7 +10,14 @@ from bert_jax.data.tfds import tfds_source
 from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.labels import read_labels
-from bert_jax.tasks.tables import drop_blank_rows, read_table, with_ids, with_split
+from bert_jax.tasks.tables import (
+    Record,
+    drop_blank_rows,
+    note_unused_columns,
+    read_table,
+    with_ids,
+    with_split,
+)
 from bert_jax.tasks.task import Split, Task, limit_examples
 from bert_jax.tasks.text_classification import make_split, text_features
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -44,6 +52,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         files[split] = with_split(directory, split) if is_tfds else str(folder / FILES[split])
         records = read_table(files[split], COLUMNS, data_dir=config.data.data_dir)
         records = drop_blank_rows(records, "label", split, notes)
+        check_endings(records[0])
+        note_unused_columns(records, {*COLUMNS, "label"}, split, notes)
         # All labels are checked, also of the examples that are left out.
         labels = read_labels(records, "label", CHOICES, split != "test", aliases=UNLABELED)
         records, labels = (limit_examples(each, config, split, notes) for each in (records, labels))
@@ -77,3 +87,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes=notes,
         files=files,
     )
+
+
+def check_endings(record: Record) -> None:
+    """Raises ValueError for endings besides `ENDINGS`, which would be left out."""
+    found = [name for name in record.columns if re.fullmatch(r"ending\d+", name)]
+    if more := sorted(set(found) - set(ENDINGS)):
+        raise ValueError(
+            f"{record.location}: {', '.join(more)}: expected the four endings {', '.join(ENDINGS)}"
+        )

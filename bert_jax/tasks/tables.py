@@ -1,5 +1,6 @@
 """Tables of examples: CSV, TSV and JSONL files, and TFDS, as records of text columns."""
 
+import ast
 import csv
 import hashlib
 import json
@@ -22,6 +23,12 @@ _JSON_SPACE = re.compile(r"[ \t\n\r]*")
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
 
 
+EXPECTED_FILE = (
+    "expected the path of a file: write examples in memory as JSONL, a DataFrame with "
+    "DATA.to_json('train.jsonl', orient='records', lines=True)"
+)
+
+
 class Record(NamedTuple):
     """One example: its columns as text, and its location, "FILE, line N", for error messages.
 
@@ -38,8 +45,15 @@ class Record(NamedTuple):
 
 
 def files_from_config(data: ConfigDict) -> dict[str, str]:
-    """Returns which of data.train, data.dev and data.test are given; raises ValueError if none."""
-    files = {name: data[name] for name in ("train", "dev", "test") if data[name]}
+    """Returns which of data.train, data.dev and data.test are given; raises ValueError if none.
+
+    Raises TypeError for examples in memory instead of a path.
+    """
+    names = ("train", "dev", "test")
+    for name in names:
+        if not isinstance(data[name], str | None):
+            raise TypeError(f"data.{name} is a {type(data[name]).__name__}: {EXPECTED_FILE}")
+    files = {name: data[name] for name in names if data[name]}
     if not files:
         raise ValueError(
             "no examples: set --config.data.train=FILE to train, or data.dev=FILE to predict"
@@ -148,11 +162,24 @@ def _with_label_sets(
     for record in records:
         text = record.columns.get(column)
         is_text = text is not None and record.labels is None and record.location not in unknown
+        if is_text and _is_printed_list(text):
+            raise ValueError(
+                f"{record.location}: {column!r} is {text:.60}, a list that was written as text: "
+                f"write its labels with {separator!r} between them, or the table as .jsonl"
+            )
         if is_text and (text or is_labeled):
             labels = tuple(filter(None, map(str.strip, text.split(separator))))
             record = record._replace(labels=labels)
         labeled.append(record)
     return labeled
+
+
+def _is_printed_list(text: str) -> bool:
+    """Returns whether a text is a list as Python or JSON prints it, as pandas does in a CSV."""
+    try:
+        return text.startswith("[") and isinstance(ast.literal_eval(text.strip()), list)
+    except (SyntaxError, ValueError):
+        return False
 
 
 def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str = "") -> None:
@@ -306,6 +333,18 @@ def id_field(values: dict, location: str, number: int) -> str:
     if isinstance(id_, bool) or not isinstance(_rounded(id_), str | int):
         raise ValueError(f"{location}: 'id' must be text or a whole number, found {id_!r:.60}")
     return str(_rounded(id_))
+
+
+def note_unused_columns(
+    records: Iterable[Record], used: Collection[str], split: str, notes: dict[str, int]
+) -> None:
+    """Names in `notes` the columns with values, besides `used` and ids, that nothing reads."""
+    objects = [
+        ({name: text or None for name, text in record.columns.items() if name}, record.location)
+        for record in records
+    ]
+    if names := find_unused_keys(objects, used):
+        notes[f"{split} columns that are not used ({', '.join(names)})"] = len(names)
 
 
 def find_unused_keys(

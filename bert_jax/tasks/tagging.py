@@ -70,6 +70,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     for name, path in files.items():
         # A dev file is scored even if it has fewer columns than train, unless it has only words.
         min_columns = columns if name == "test" else 2
+        unused: dict[str, int] = {}
         sentences = read_sentences(
             path,
             data.word_column,
@@ -78,7 +79,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             tags_key=data.tags,
             names=names,
             known_tags=labels,
+            unused=unused,
         )
+        for key, count in unused.items():
+            notes[f"{name} lines with {key!r}, which is not used"] = count
         is_labeled = sentences[0].tags is not None
         _check_empty(path, name, sentences, bool(data.train), notes)
         if is_labeled:

@@ -26,6 +26,7 @@ from bert_jax.tasks.labels import (
     find_labels,
     labels_from_config,
     match_labels,
+    positive_of_two,
     read_labels,
     split_labels,
 )
@@ -52,7 +53,8 @@ ERRORS = {
     "mean_squared_error": scores.mean_squared_error,
     "mean_absolute_error": scores.mean_absolute_error,
 }
-# With two classes also these; the second label is the positive class, as in scikit-learn.
+# With two classes also these; the last of the sorted labels is the positive class, as in
+# scikit-learn.
 TWO_CLASS_METRICS = {"matthews": scores.matthews}
 RANKING_METRICS = {"roc_auc": scores.roc_auc, "average_precision": scores.average_precision}
 
@@ -133,6 +135,7 @@ def read_records(
         label_separator=data.label_separator,
     )
     records = tables.drop_blank_rows(records, data.label, name, notes)
+    tables.note_unused_columns(records, {*columns, data.label}, name, notes)
     empty = [
         (record.location, repr(column))
         for record in records
@@ -226,7 +229,8 @@ def make_split(
     """Builds a classification split (regression if `labels` is empty), scored by `metrics`.
 
     With `multi_label` the prediction is all labels whose probability is above 0.5. For two classes,
-    `ranking_metrics` rank the examples by the second logit minus the first. Writes
+    `ranking_metrics` rank the examples by the logit of the positive class, `positive_of_two`, minus
+    the other. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
     of every class, or of more than `MAX_LABELS` of the best and the predicted ones; and
     NAME_classes.tsv: the `scores.class_table`.
@@ -241,8 +245,9 @@ def make_split(
         predicted = predict(outputs)
         found = {metric: function(predicted, expected) for metric, function in metrics.items()}
         for metric, function in (ranking_metrics or {}).items():
-            margins = np.diff(np.stack(outputs).astype(np.float64))[:, 0]
-            found[metric] = function(margins, expected == 1)
+            positive, logits = positive_of_two(labels), np.stack(outputs).astype(np.float64)
+            margins = logits[:, positive] - logits[:, 1 - positive]
+            found[metric] = function(margins, expected == positive)
         return found
 
     def describe_examples(outputs: Outputs) -> list[dict]:

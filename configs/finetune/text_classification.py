@@ -58,7 +58,8 @@ def get_config(arg: str = "") -> ConfigDict:
     # which [] is no label, and null an unknown one.
     config.data.label_separator = ""
     # Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, spearman,
-    # r2, and for two classes matthews, roc_auc or average_precision of the second class.
+    # r2, and for two classes matthews, and roc_auc or average_precision of the positive class: the
+    # larger number, or else the second of data.labels.
     config.data.metric = ""
 
     config.max_train_examples = 0  # Maximum number in train, evenly spaced; 0: all.

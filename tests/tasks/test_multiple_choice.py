@@ -171,3 +171,14 @@ def test_a_run_learns_the_correct_ending(tokenizer, tmp_path):
     config.update({"max_seq_length": 16, "per_device_batch_size": 1})
     config.data.directory = str(tmp_path)
     assert finetune.train_and_evaluate(config, tmp_path / "run")["dev"]["accuracy"] > 0.9
+
+
+def test_columns_that_are_not_used_are_named_and_a_fifth_ending_is_refused(tokenizer, directory):
+    names = ["video-id", "fold-ind", "startphrase", "gold-source"]
+    notes = read(tokenizer, directory).notes
+    assert notes[f"train columns that are not used ({', '.join(sorted(names))})"] == 4
+    path = directory / "train.csv"
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header + ",ending4", *(row + ",more" for row in rows)]))
+    with pytest.raises(ValueError, match=r"train\.csv, line 2: ending4: expected the four endings"):
+        read(tokenizer, directory)

@@ -280,3 +280,22 @@ def test_rows_without_any_field_are_examples_only_in_a_table_without_labels(tmp_
     path.write_text("text,label\nriver,a\n,b\n,\n,\n")
     assert len(drop_blank_rows(read_table(path, ()), "label", "dev", notes)) == 2
     assert notes == {"dev rows without any field, skipped": 2}
+
+
+@pytest.mark.parametrize("printed", [["Sport", "water"], [], [1, 2], ["it's"]])
+@pytest.mark.parametrize("separator", [",", "|"])
+def test_a_list_that_was_printed_into_a_csv_is_refused(printed, separator, tmp_path):
+    """As pandas writes it: its brackets and quotation marks would become parts of labels."""
+    path = tmp_path / "train.csv"
+    for labels, refused in ((str(printed), True), ("[a]|[b]", False), ("[a] b", False)):
+        with open(path, "w", newline="") as stream:
+            csv.writer(stream).writerows([("text", "label"), ("river", labels)])
+        options = {"label": "label", "label_separator": separator}
+        if refused:
+            with pytest.raises(
+                ValueError, match=r"line 2: 'label' is \[.*, a list that was written"
+            ):
+                read_table(path, ["text"], **options)
+        else:
+            (record,) = read_table(path, ["text"], **options)
+            assert record.labels == tuple(labels.split(separator))

@@ -210,6 +210,7 @@ new O
         # As many fields as the columns: a comment, unless its last one is a tag.
         ("# newpar|Rome PROPN|is VERB||# newpar|Bob PROPN|runs VERB", "Rome is Bob runs", 2),
         ("# newpar|# a comment|the DET|king NOUN", "the king", 1),
+        ("## newpar|Rome PROPN|is VERB||  # newpar|Bob PROPN|runs VERB", "Rome is Bob runs", 2),
         ("# DET|the DET|king NOUN", "# the king", 0),
         ("the DET||# DET", "the #", 0),
         ("king NOUN|# SYM|| # SYM|the DET", "king # # the", 0),
@@ -232,6 +233,14 @@ def test_a_comment_is_no_word_and_a_word_no_comment(tmp_path, caplog, lines, wor
     assert len(warnings) == bool(unsure)
     if unsure:
         assert f"train.txt: {unsure} lines with as many columns as the words" in warnings[0]
+
+
+def test_words_that_may_be_comments_without_a_space_are_named(tmp_path, caplog):
+    path = tmp_path / "train.txt"
+    sentences = write_and_read(path, "#Rome B-LOC\nis O\n\n#sent 1\nthe O\n\n#old O\n")
+    assert [each.words for each in sentences] == [["#Rome", "is"], ["#sent", "the"], ["#old"]]
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "1 lines that begin with # are read as words" in warning and "line 4" in warning
 
 
 def test_the_tags_of_another_file_show_that_a_mark_is_a_word(tmp_path):
@@ -746,3 +755,28 @@ def test_a_tab_at_the_end_of_a_line_separates_nothing(tmp_path):
     (tmp_path / "a.txt").write_text("in O\t\nthe B-LOC \n")
     (sentence,) = read_sentences(tmp_path / "a.txt")
     assert (sentence.words, sentence.tags) == (["in", "the"], ["O", "B-LOC"])
+
+
+def test_keys_of_jsonl_that_are_not_used_are_named(tmp_path, tokenizer):
+    """A list as long as the words, in a file without tags, may be the tags."""
+    line = {"id": "7", "tokens": ["the", "river"], "ner_tags": ["O", "B-LOC"], "source": "web"}
+    config = tagging_config.get_config()
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line | {"pos": [3, 1]}) + "\n")
+        config.data[name] = str(tmp_path / f"{name}.jsonl")
+    notes = tagging.get_task(config, tokenizer).notes
+    unused = {name: count for name, count in notes.items() if "is not used" in name}
+    assert unused == {
+        f"{split} lines with {key!r}, which is not used": 1
+        for split in ("train", "dev")
+        for key in ("pos", "source")
+    }
+    line["labels"] = line.pop("ner_tags")
+    (tmp_path / "dev.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(
+        ValueError, match=r"dev\.jsonl, line 1: no 'tags', but 'labels' has a value"
+    ):
+        tagging.get_task(config, tokenizer)
+    config.data.tags = "labels"
+    (tmp_path / "train.jsonl").write_text(json.dumps(line) + "\n")
+    assert tagging.get_task(config, tokenizer).splits[0].score

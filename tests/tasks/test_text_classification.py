@@ -7,13 +7,13 @@ import pytest
 import scipy
 import tensorflow_datasets as tfds
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 import bert_jax
 from bert_jax import finetune
 from bert_jax.configs.finetune.text_classification import get_config
 from bert_jax.data.features import RowShape
-from bert_jax.tasks import text_classification
+from bert_jax.tasks import tables, text_classification
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -348,13 +348,30 @@ def test_texts_without_any_label_are_scored_and_texts_of_unknown_labels_are_not(
         read(train, some, None, "jsonl", label_separator="|")
 
 
-def test_the_positive_class_of_two_numbers_is_the_larger(read):
-    """As pos_label=10 in scikit-learn, whose average precision is 0.5 here."""
-    table = "text,label\n" + "river,9\n" * 4 + "war,10\n"
-    (split,) = read(table, table).splits
+@pytest.mark.parametrize(
+    ("labels", "positive", "negative"),
+    [
+        ((), "10", "9"),
+        (("9", "10"), "10", "9"),
+        (("10", "9"), "10", "9"),  # Also as a head of an earlier version stores them.
+        ((1, 0), "1", "0"),
+        (("true", "false"), "true", "false"),
+        ((), "yes", "no"),
+        (("yes", "no"), "no", "yes"),  # The second of labels that are text.
+    ],
+)
+def test_the_positive_class_of_two_is_the_larger_number_or_the_second(
+    read, labels, positive, negative
+):
+    """As pos_label=positive in scikit-learn, whose average precision is 0.5 here."""
+    table = "text,label\n" + f"river,{negative}\n" * 4 + f"war,{positive}\n"
+    task = read(table, table, labels=labels)
     probabilities = np.array([0.1, 0.6, 0.3, 0.2, 0.5])
-    outputs = list(np.log(np.stack([1 - probabilities, probabilities], axis=1)))
-    assert split.score(outputs)["average_precision"] == pytest.approx(0.5)
+    logits = np.log(np.stack([1 - probabilities, probabilities], axis=1))
+    order = [[negative, positive].index(label) for label in task.labels]
+    scores = task.splits[0].score(list(logits[:, order]))
+    assert scores["average_precision"] == pytest.approx(0.5)
+    assert scores["roc_auc"] == pytest.approx(0.75)
 
 
 def test_labels_are_checked_in_the_examples_that_are_left_out(read):
@@ -504,3 +521,16 @@ def test_a_run_learns_a_number_and_the_loaded_model_predicts_it(tokenizer, tmp_p
     lines = (tmp_path / "run" / "predictions" / "dev.jsonl").read_text().splitlines()
     found = bert_jax.load(tmp_path / "run").classify(texts)
     assert found == pytest.approx([json.loads(line)["prediction"] for line in lines], abs=1e-4)
+
+
+def test_columns_that_are_not_used_are_named(read):
+    table = "id,text,label,weight,blank\n0,river,a,2,\n1,war,b,1,\n"
+    notes = read(table, table).notes
+    assert notes["train columns that are not used (weight)"] == 1
+
+
+@pytest.mark.parametrize("examples", [[{"text": "river", "label": "a"}], np.zeros(3)])
+def test_examples_in_memory_are_refused_with_what_to_do(examples):
+    data = ConfigDict({"train": examples, "dev": "", "test": ""})
+    with pytest.raises(TypeError, match=r"data\.train is a (list|ndarray): expected the path of"):
+        tables.files_from_config(data)
