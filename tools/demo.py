@@ -13,7 +13,7 @@ import time
 
 from absl import app, logging
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.tools.commands import exit_interrupted, run_command
 
 TOOLS = os.path.relpath(os.path.dirname(os.path.abspath(__file__)))
@@ -94,6 +94,8 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # JAX and Orbax log much of what `load` does.
     try:
         demo()
+    except OSError as error:
+        sys.exit(f"demo: {describe_error(error)}")
     except KeyboardInterrupt:
         exit_interrupted("run the same command to resume")
 

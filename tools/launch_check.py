@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_flags
 from bert_jax.finetuning import finetune_setup
 from bert_jax.pods.chips import default_shape, format_shape, parse_topology
 from bert_jax.pods.estimate import compilation
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
@@ -130,8 +130,8 @@ def main(argv: list[str]) -> None:
             check_config(config, chip, num_chips, num_slices)
         else:
             check_finetuning(config, num_slices)
-    except (ValueError, ImportError) as error:
-        sys.exit(str(error))
+    except (ImportError, OSError, ValueError) as error:
+        sys.exit(describe_error(error))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.model.execution import CHOICES
 from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text, stack_report
-from bert_jax.runtime.command_line import define_config, parse_flags
+from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
 from bert_jax.training import pretrain_setup
 
 CONFIG = define_config("Configuration of a pre-training run, a fine-tuning run or a sweep.")
@@ -173,7 +173,7 @@ def main(argv: list[str]) -> None:
     try:
         fits = run()
     except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
-        sys.exit(f"tpu_report: {' '.join(str(error).split())}")
+        sys.exit(f"tpu_report: {' '.join(describe_error(error).split())}")
     sys.exit(0 if fits else 1)
 
 
