@@ -25,6 +25,27 @@ def names_of_special_tokens(stated: Mapping, defaults: SpecialTokens) -> Special
     return SpecialTokens(**names)
 
 
+def check_names(
+    directory: pathlib.Path, stated: Mapping, names: SpecialTokens, model: Mapping
+) -> None:
+    """Raises ValueError if [CLS], [SEP] or [UNK] of XLM-R or CamemBERT is not the one that is used.
+
+    Around a text, transformers puts the tokens named `bos_token` and `eos_token`; the model's own
+    `unk_id` stands for what it does not know.
+    """
+    for key, used, expected in (
+        ("cls_token", stated.get("bos_token") or "<s>", names.cls),
+        ("sep_token", stated.get("eos_token") or "</s>", names.sep),
+        ("unk_token", model["vocab"][model.get("unk_id") or 0][0], names.unk),
+    ):
+        token = used["content"] if isinstance(used, Mapping) else used
+        if token != expected:
+            raise ValueError(
+                f"{directory}: {key} is {expected!r}, but transformers puts {token!r} there (the "
+                "bos_token, the eos_token, and the piece at unk_id): make them agree"
+            )
+
+
 def mask_takes_space(directory: pathlib.Path, stated: Mapping, masks: list[dict]) -> bool:
     """Returns whether a mask takes the white space before it; RoBERTa's does unless a file says so.
 
@@ -42,6 +63,7 @@ def named_tokens(stated: Mapping) -> list[dict]:
     """Returns the tokens named as special, in the order in which transformers numbers new ones."""
     own = [name for name in stated if name.endswith("_token") and name not in _NAMES]
     tokens = [stated.get(name) for name in (*_NAMES, *own)]
+    tokens += (stated.get("model_specific_special_tokens") or {}).values()
     extra = stated.get("extra_special_tokens") or []
     if isinstance(extra, Mapping):
         tokens, extra = [*tokens, *extra.values()], []

@@ -10,6 +10,7 @@ from bert_jax.runtime.model_files import check_not_pointer, read_json, read_opti
 from bert_jax.tokenizers.added_tokens import (
     add_piece,
     added_tokens,
+    check_names,
     mask_takes_space,
     named_tokens,
     names_of_special_tokens,
@@ -119,6 +120,8 @@ def read_directory(
         default = default._replace(unk=spec["model"]["unk_token"])
     stated = read_stated(directory, config)
     special_tokens = names_of_special_tokens(stated, default)
+    if tokenizer_class in UNIGRAM_ROBERTA_CLASSES:
+        check_names(directory, stated, special_tokens, spec["model"])
     if tokenizer_class not in GENERIC_CLASSES:
         stated = {"mask_token": special_tokens.mask} | stated
     added = added_tokens(directory, config, spec, named_tokens(stated), special_tokens)
@@ -351,6 +354,8 @@ def _check_options(
         )
     defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
     defaults |= {"remove_space": True, "sp_model_kwargs": None}  # of ALBERT
+    # Of other versions of transformers; one of them may be the file that is read there.
+    defaults |= {"fast_tokenizer_files": [TRANSFORMERS_FILENAME]}
     for name, default in defaults.items():
         if config.get(name, default) not in (default, [], {}):
             path = directory / CONFIG_FILENAME
@@ -378,11 +383,13 @@ def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_cl
     }
     if tokenizer_class == "RobertaTokenizer" and not is_roberta(spec):
         wrong["tokenizer_class"] = tokenizer_class
-    if tokenizer_class in UNIGRAM_ROBERTA_CLASSES:
+    if tokenizer_class in UNIGRAM_ROBERTA_CLASSES and not (
+        {*types} <= {None, "Precompiled", "Replace"}
+    ):
+        wrong["tokenizer_class"] = tokenizer_class
+    if tokenizer_class in TOKENIZER_CLASSES["Unigram"]:
         # They take only the vocabulary and the precompiled step of a file, and split at white space
         # first, which leaves no repeated spaces to replace.
-        if not {*types} <= {None, "Precompiled", "Replace"}:
-            wrong["tokenizer_class"] = tokenizer_class
         split = [{"type": "WhitespaceSplit"}, metaspace_of(spec)]
         spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": split}
     if wrong and path.suffix != ".model":  # There the options were applied.
