@@ -145,8 +145,10 @@ def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
         values["architectures"] = [family.headless[modules]]
     elif not head:
         raise ValueError(f"transformers' {config.family} has no class with these heads")
+    if config.causal and not family.causal_class:
+        raise ValueError(f"transformers' {config.family} has no class that reads left to right")
     if config.causal and "mlm" in params:
-        values["architectures"] = ["BertLMHeadModel"]
+        values["architectures"] = [family.causal_class]
     if head:
         values[HEAD_KEY] = dict(head)
     if head and head["labels"]:  # The head of an embedding model has no parameters.

@@ -48,6 +48,12 @@ def read_flax(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
             is_short = isinstance(error, msgpack.OutOfData)
             reason = "it is truncated" if is_short else str(error) or "it is not msgpack"
             raise ValueError(f"{path.name} is damaged: {reason}") from error
+        except TypeError as error:
+            raise ValueError(
+                f"{path.name} is not a tree of arrays, as save_pretrained of a Flax model writes: "
+                f"{error}; of a training state, save the parameters alone, "
+                "flax.serialization.to_bytes(state.params)"
+            ) from error
         if unpacker.tell() != size:
             reason = f"{size - unpacker.tell():,} bytes follow its tree of arrays"
             raise ValueError(f"{path.name} is damaged: {reason}")
@@ -64,7 +70,9 @@ def _find_arrays(
         raise msgpack.OutOfData
     if first[0] not in _MAP_BYTES:
         if first[0] not in _EXTENSION_BYTES:
-            raise ValueError(f"{path or 'its content'} is not an array")
+            if not path:
+                raise ValueError("its content is not a tree of arrays")
+            raise TypeError(f"{path} is no array")
         unpacker.skip()
         yield path, (start, unpacker.tell())
         return

@@ -12,7 +12,12 @@ import numpy as np
 
 from bert_jax.checkpoints import parameters
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
-from bert_jax.checkpoints.tensors import describe_adapter, read_tensors
+from bert_jax.checkpoints.tensors import (
+    check_no_adapter,
+    describe_adapter,
+    describe_other_heads,
+    read_tensors,
+)
 from bert_jax.checkpoints.transformers_names import FORMATS, UNSUPPORTED
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS
@@ -232,11 +237,14 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
             head = (head or {}) | modules.head | {"max_seq_length": limit}
         check_pooling(config, head)
         tensors = read_tensors(encoder)
+        check_no_adapter(tensors)
         if modules:
             tensors = collections.ChainMap(modules.tensors, tensors)
         params, report = params_from_huggingface(tensors, config, head)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
+    if found := describe_other_heads(directory):
+        warnings.warn(found, stacklevel=2)
     tokenizer = load_tokenizer(encoder)
     if modules and modules.lower_cases and not tokenizer.lower_case:
         fix = "set it in tokenizer_config.json instead"

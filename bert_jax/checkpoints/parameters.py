@@ -128,15 +128,20 @@ def unexpected_tensors(report: LoadReport) -> str:
 
 def hint_for_unexpected(report: LoadReport) -> str:
     """Returns what may be the reason for unused tensors, and what to do."""
+    names = (_unexpectedly_unused(report), report.loaded)
     layers = [
-        [int(found[1]) for name in names if (found := re.search(r"\.layer\.(\d+)\.", name))]
-        for names in (_unexpectedly_unused(report), report.loaded)
+        [int(found[1]) for name in each if (found := re.search(r"\.layer\.(\d+)\.", name))]
+        for each in names
     ]
     unused, loaded = layers
     if unused and loaded and min(unused) > max(loaded):
         return (
             f"the file has {max(unused) + 1} layers, and config.json says {max(loaded) + 1} "
             "(num_hidden_layers): correct it, unless the last layers were dropped on purpose"
+        )
+    if any(re.search(r"(^|\.)(layer|embeddings|albert_layers)\.", name) for name in names[0]):
+        return (
+            "the encoder may have parts that are not read, and would give other vectors with them"
         )
     return "a head is loaded if `architectures` in config.json names its class"
 

@@ -3,7 +3,7 @@
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -23,13 +23,26 @@ UNREADABLE = {
     "model.onnx": "download the model's model.safetensors, too",
 }
 
-# Files of adapters: of peft, and of AdapterHub.
-ADAPTERS = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-    "pytorch_adapter.bin",
+# Files of adapters, of peft, AdapterHub and others; and their tensors, in the weights of a model.
+_ADAPTER_FILES = re.compile(
+    r"(adapter|adapter_fusion|delta)_config\.json"
+    r"|.*(adapter|lora).*\.(safetensors|bin|pt|pth|ckpt|npz|msgpack)(\.index\.json)?",
+    re.IGNORECASE,
 )
+_ADAPTER_TENSORS = re.compile(
+    r"(^|.*[._])(base_layer|lora_\w+|ia3_\w+|adapters?|adapter_\w+|prefix_encoder|prompt_\w+|"
+    r"hada_\w+|lokr_\w+|oft_\w+|vera_\w+)([._].*|$)"
+)
+_MERGE = (
+    "merge it into its model with peft, model.merge_and_unload().save_pretrained(NEW_DIR) (one of "
+    "AdapterHub with adapters, model.merge_adapter(NAME))"
+)
+# Heads that other libraries store in files of their own, which are not read.
+_HEADS = {
+    "model_head.pkl": "a classifier of SetFit, a pickle of scikit-learn",
+    "pytorch_model_head.bin": "a head of AdapterHub",
+}
+_WEIGHTS_SUFFIXES = (".safetensors", ".bin", ".msgpack", ".pt", ".pth", ".ckpt", ".h5", ".gguf")
 
 # Prefixes of the names that torch's DistributedDataParallel and compile, and Lightning add.
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
@@ -190,17 +203,39 @@ def unreadable_weights(directory: pathlib.Path) -> str:
     for filename, fix in UNREADABLE.items():
         if (directory / filename).exists():
             return f"{directory} holds {filename}, which is not read: {fix}"
+    for path in sorted(directory.glob("*")):
+        if re.search(r"model|weights", path.stem) and path.suffix in _WEIGHTS_SUFFIXES:
+            names = [name for name in _FORMATS if name.endswith(path.suffix)]
+            fix = f"rename it to {names[0]}" if names else f"convert it to {next(iter(_FORMATS))}"
+            if shard := re.fullmatch(r"(.*)-\d+-of-\d+(\..*)", path.name):
+                fix = f"it is one of several, add {''.join(shard.groups())}.index.json"
+            return f"{path} is not the name of a file of weights that is read: {fix}"
     return ""
 
 
 def describe_adapter(directory: pathlib.Path) -> str:
     """Describes an adapter, which would change its model, and what to do; "" if there is none."""
-    for filename in ADAPTERS:
-        if (directory / filename).exists():
+    for path in sorted(directory.glob("*")):
+        if _ADAPTER_FILES.fullmatch(path.name):
             return (
-                f"{directory} holds {filename}, and adapters are not read: merge it into its model "
-                "with peft, model.merge_and_unload().save_pretrained(NEW_DIR) (one of AdapterHub "
-                "with adapters, model.merge_adapter(NAME)), or remove the files of the adapter to "
-                "read the model without it"
+                f"{directory} holds {path.name}, and adapters are not read: {_MERGE}, or remove "
+                "the files of the adapter to read the model without it"
             )
+    return ""
+
+
+def check_no_adapter(names: Iterable[str]) -> None:
+    """Raises ValueError if tensors of these names are of an adapter, which changes its model."""
+    if found := [name for name in names if _ADAPTER_TENSORS.fullmatch(name)]:
+        raise ValueError(
+            f"{len(found)} tensors are of an adapter, such as {found[0]}, and adapters are not "
+            f"read: {_MERGE}"
+        )
+
+
+def describe_other_heads(directory: pathlib.Path) -> str:
+    """Describes a head in a file of its own, which is not read; "" if there is none."""
+    for filename, kind in _HEADS.items():
+        if (directory / filename).exists():
+            return f"{directory / filename}, {kind}, is not read: the model is read without it"
     return ""

@@ -41,6 +41,8 @@ class Family(NamedTuple):
       tasks: task -> `TaskFormat`.
       headless: heads of pre-training that a model has, in the order of `PRETRAINING_HEADS` -> its
         class, without a task's head.
+      causal_class: class of a model that reads left to right, with its masked-LM head as the head
+        of the next token; "" if there is none.
     """
 
     prefix: str
@@ -55,6 +57,7 @@ class Family(NamedTuple):
     required: Mapping[str, object]
     tasks: Mapping[str, TaskFormat]
     headless: Mapping[tuple[str, ...], str]
+    causal_class: str = ""
 
 
 def _bert_layers(layer: str) -> dict[str, str]:
@@ -130,6 +133,7 @@ def _renamed(
         tied={renamed(copy): renamed(original) for copy, original in family.tied.items()},
         tasks=tasks,
         headless={modules: class_prefix + name for modules, name in heads.items()},
+        causal_class=f"{class_prefix}ForCausalLM",
     )._replace(**changes)
 
 
@@ -145,6 +149,7 @@ _CONFIG_KEYS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "dropout_rate": "hidden_dropout_prob",
 }
+_CAUSAL_KEY = {"causal": "is_decoder"}
 _REQUIRED = {
     "position_embedding_type": "absolute",
     "add_cross_attention": False,
@@ -169,7 +174,7 @@ BERT = Family(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    config_keys=_CONFIG_KEYS | {"causal": "is_decoder"},
+    config_keys=_CONFIG_KEYS | _CAUSAL_KEY,
     activation_key="hidden_act",
     attention_dropout_key="attention_probs_dropout_prob",
     classifier_dropout_key="classifier_dropout",
@@ -183,6 +188,7 @@ BERT = Family(
         ("nsp",): "BertForNextSentencePrediction",
         (): "BertModel",
     },
+    causal_class="BertLMHeadModel",
 )
 
 ROBERTA = Family(
@@ -201,7 +207,7 @@ ROBERTA = Family(
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
-    config_keys=_CONFIG_KEYS,
+    config_keys=_CONFIG_KEYS | _CAUSAL_KEY,
     activation_key="hidden_act",
     attention_dropout_key="attention_probs_dropout_prob",
     classifier_dropout_key="classifier_dropout",
@@ -212,9 +218,10 @@ ROBERTA = Family(
         "attention_probs_dropout_prob": 0.1,
     },
     fields={"position_offset": 2},  # Positions begin after the id of padding, 1.
-    required=_REQUIRED | {"is_decoder": False, "pad_token_id": 1, "hidden_act": "gelu"},
+    required=_REQUIRED | {"pad_token_id": 1, "hidden_act": "gelu"},
     tasks=_tasks("Roberta", pooler="classifier.dense", head="classifier.out_proj"),
     headless={("mlm",): "RobertaForMaskedLM", (): "RobertaModel"},
+    causal_class="RobertaForCausalLM",
 )
 
 # These differ from RoBERTa in their vocabulary.
@@ -237,9 +244,8 @@ ERNIE = _renamed(
         ("nsp",): "ForNextSentencePrediction",
         (): "Model",
     },
-    config_keys=_CONFIG_KEYS | {"num_task_embeddings": "task_type_vocab_size"},
+    config_keys=_CONFIG_KEYS | _CAUSAL_KEY | {"num_task_embeddings": "task_type_vocab_size"},
     defaults=BERT.defaults | {"task_type_vocab_size": 3},
-    required=_REQUIRED | {"is_decoder": False},
 )
 _TASK_EMBEDDING = {"encoder/embeddings/task_embedding": "ernie.embeddings.task_type_embeddings"}
 ERNIE = ERNIE._replace(names={**ERNIE.names, **_TASK_EMBEDDING})
@@ -357,7 +363,7 @@ ELECTRA = Family(
         },
     ),
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-    config_keys=_CONFIG_KEYS | {"embedding_size": "embedding_size"},
+    config_keys=_CONFIG_KEYS | _CAUSAL_KEY | {"embedding_size": "embedding_size"},
     activation_key="hidden_act",
     attention_dropout_key="attention_probs_dropout_prob",
     classifier_dropout_key="classifier_dropout",
@@ -372,7 +378,6 @@ ELECTRA = Family(
     fields={"pooler_activation": "gelu"},
     required=_REQUIRED
     | {
-        "is_decoder": False,
         "hidden_act": "gelu",
         "summary_type": "first",
         "summary_use_proj": True,
@@ -389,6 +394,7 @@ ELECTRA = Family(
         ("discriminator",): "ElectraForPreTraining",
         (): "ElectraModel",
     },
+    causal_class="ElectraForCausalLM",
 )
 
 FORMATS = {

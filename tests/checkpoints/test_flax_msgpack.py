@@ -83,6 +83,7 @@ def test_array_in_chunks_is_read(tmp_path, monkeypatch):
 
 
 CONTENT = flax.serialization.to_bytes(flax_tree(state_dict()))
+NO_TREE = "is not a tree of arrays, as save_pretrained of a Flax model writes"
 ARRAY = flax.serialization.to_bytes(np.ones(2, np.float32))
 
 
@@ -93,12 +94,21 @@ ARRAY = flax.serialization.to_bytes(np.ones(2, np.float32))
         (CONTENT[:-1], "is damaged: it is truncated"),
         (CONTENT[: len(CONTENT) // 2], "is damaged: it is truncated"),
         (CONTENT + b"\0\0", "is damaged: 2 bytes follow its tree of arrays"),
-        (b"PK\3\4 a zip file", "is damaged: its content is not an array"),
+        (b"PK\3\4 a zip file", "is damaged: its content is not a tree of arrays"),
         (b"\x81\xc1", "is damaged: "),
         (b"\x81" * 10_000, "is damaged: "),
-        (msgpack.packb({"bert": {"a": "text"}}), "is damaged: bert/a is not an array"),
-        (msgpack.packb({"bert": {"a": [1.0]}}), "is damaged: bert/a is not an array"),
-        (msgpack.packb({"bert": {"a": None}}), "is damaged: bert/a is not an array"),
+        (
+            msgpack.packb({"bert": {"a": "text"}}),
+            f"{NO_TREE}: bert/a is no array; of a training state",
+        ),
+        (
+            msgpack.packb({"bert": {"a": [1.0]}}),
+            f"{NO_TREE}: bert/a is no array; of a training state",
+        ),
+        (
+            msgpack.packb({"bert": {"a": None}}),
+            f"{NO_TREE}: bert/a is no array; of a training state",
+        ),
         (msgpack.packb({3: {}}), "is damaged: its tree has the key 3, expected a name"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     ],

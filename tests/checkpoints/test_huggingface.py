@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -380,6 +381,29 @@ def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
     settings["head"] = {"task": "tagging", "labels": ["O", "B-X"], "lstm_size": 4}
     with pytest.raises(ValueError, match="transformers has no head for tagging with a BiLSTM"):
         save_huggingface(tmp_path / "tagger", params | {"lstm": {}}, settings, tokenizer)
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_left_to_right_models_are_exported_as_such_or_refused(family, tmp_path):
+    fields = dict(FORMATS[family].fields) | {"family": family, "causal": True}
+    if family == "electra":
+        fields["embedding_size"] = 4
+    config = dataclasses.replace(CONFIG, **fields)
+    shapes = flax.traverse_util.unflatten_dict(parameter_shapes(config), sep="/")
+    params = {
+        name: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes[name])
+        for name in ("encoder", "mlm")
+    }
+    params["encoder"].pop("pooler", None)
+    settings = model_settings(config, params)
+    pieces = ["[CLS]", "[PAD]", *(piece for piece in PIECES if piece not in ("[CLS]", "[PAD]"))]
+    tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(pieces).encode())
+    if family in ("albert", "distilbert"):
+        with pytest.raises(ValueError, match=f"{family} has no class that reads left to right"):
+            save_huggingface(tmp_path / "decoder", params, settings, tokenizer)
+        return
+    save_huggingface(tmp_path / "decoder", params, settings, tokenizer)
+    assert read_model(tmp_path / "decoder").settings["architecture"] == settings["architecture"]
 
 
 def test_head_of_an_objective_is_omitted_with_a_warning(tmp_path, caplog):

@@ -12,6 +12,7 @@ from tests.helpers.models import CONFIG_JSON, PIECES, state_dict
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 DECODER = {"cls.predictions.decoder.weight": np.zeros((131, 12))}
+LAYER = "bert.encoder.layer.0"
 PEFT = r"merge it into its model with peft, model\.merge_and_unload\(\).*remove the files of the ad"
 
 
@@ -43,14 +44,53 @@ def renamed(name: str, new_name: str) -> dict:
         ({"files": ["tf_model.h5"]}, r"^\S+/m holds tf_model\.h5, which is not read: save them"),
         ({"files": ["adapter_config.json"]}, rf"^\S+/m holds adapter_config\.json, .*{PEFT}"),
         (
-            {"files": [f"checkpoint-{step}/model.safetensors" for step in (20, 100)]},
+            {
+                "files": [
+                    *(f"checkpoint-{step}/model.safetensors" for step in (20, 100)),
+                    "training_args.bin",
+                ]
+            },
             r"^\S+/m holds checkpoints of transformers' Trainer, checkpoint-20, checkpoint-100: "
             r"give \S+/checkpoint-100, the last$",
         ),
         # Stored beside the weights, and not a part of them.
         *(
             ({"tensors": state_dict(), "files": [name]}, rf"^\S+/m holds {name}, .*{PEFT}")
-            for name in ("adapter_config.json", "adapter_model.safetensors", "pytorch_adapter.bin")
+            for name in (
+                *("adapter_config.json", "adapter_model.safetensors", "pytorch_adapter.bin"),
+                *("adapter_fusion_config.json", "adapters.npz", "my_lora.safetensors"),
+                *("adapter_model-00001-of-00002.bin", "adapter_model.safetensors.index.json"),
+            )
+        ),
+        *(
+            (
+                {"tensors": state_dict() | {name: np.zeros((4, 12))}},
+                rf"1 tensors are of an adapter, such as {name}, and .* model\.merge_and_unload",
+            )
+            for name in (
+                f"{LAYER}.attention.self.query.lora_A",
+                f"{LAYER}.attention.self.query.base_layer.weight",
+                f"base_model.model.{LAYER}.attention.self.key.lora_B.default.weight",
+                f"{LAYER}.output.adapters.ner.adapter_down.0.weight",
+                f"{LAYER}.output.adapter.down_project.weight",
+                f"{LAYER}.attention.self.value.ia3_l.default",
+                "prefix_encoder.embedding.weight",
+            )
+        ),
+        *(
+            (
+                {"files": [name]},
+                rf"^\S+/m/{name} is not the name of a file of weights that is read: {fix}",
+            )
+            for name, fix in (
+                ("model.fp16.safetensors", "rename it to model.safetensors"),
+                ("model.bin", "rename it to pytorch_model.bin"),
+                ("model.gguf", "convert it to model.safetensors"),
+                (
+                    "pytorch_model-00002-of-00003.bin",
+                    "it is one of several, add pytorch_model.bin.index.json",
+                ),
+            )
         ),
         (
             {"tensors": state_dict(), "adapters": {"adapters": {"ner": "x"}}},
@@ -115,6 +155,26 @@ def test_layers_beyond_those_of_the_config_are_named(tmp_path):
         bert_jax.load(tmp_path / "m")
     write(tmp_path / "m", state_dict(num_layers=3), num_hidden_layers=3)
     with warnings.catch_warnings(action="error"):
+        bert_jax.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["model_head.pkl", "pytorch_model_head.bin"])
+def test_a_head_in_a_file_of_its_own_is_named(name, tmp_path):
+    write(tmp_path / "m", state_dict(), files=[name])
+    with pytest.warns(UserWarning, match=rf"/m/{name}, .*, is not read: the model is read without"):
+        bert_jax.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"{LAYER}.attention.self.query_norm.weight", "the encoder may have parts that are not"),
+        ("regressor.weight", "a head is loaded if `architectures` in config.json names its class"),
+    ],
+)
+def test_tensors_that_are_not_read_are_named(name, message, tmp_path):
+    write(tmp_path / "m", state_dict() | {name: np.zeros((12,))})
+    with pytest.warns(UserWarning, match=f"1 tensors are unused, such as {name}; {message}"):
         bert_jax.load(tmp_path / "m")
 
 

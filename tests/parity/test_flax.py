@@ -43,6 +43,11 @@ CLASSES = {
 }
 CASES = [(family, head) for family, heads in CLASSES.items() for head in heads]
 CASES.append(("Bert", "ForNextSentencePrediction"))
+CAUSAL = ("LMHeadModel", "ForCausalLM")  # The same class, by two names.
+CASES += [
+    ("Bert", CAUSAL[0]),
+    *((name, CAUSAL[1]) for name in ("Roberta", "XLMRoberta", "Electra")),
+]
 
 
 def flax_tree(model) -> dict:
@@ -97,6 +102,8 @@ def test_flax_weights_are_exported_as_the_same_model(family, head, max_bytes, bp
         settings |= {"vocab_size": bpe.vocab_size, "type_vocab_size": 1, "pad_token_id": 1}
     if family in ("Albert", "Electra"):
         settings |= {"embedding_size": 8}
+    if head in CAUSAL:
+        settings |= {"is_decoder": True, "use_cache": False}
     torch.manual_seed(0)
     model_class = getattr(transformers, f"{family}{head}")
     model = model_class(getattr(transformers, f"{family}Config")(**settings)).eval()
