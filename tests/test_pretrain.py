@@ -51,6 +51,7 @@ from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import build_small_corpus, random_text
+from tests.helpers.models import small_model_config
 from tests.helpers.runs import saved_params, small_config
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -220,8 +221,13 @@ def test_long_phase_alone_continues_a_finished_run(
 def continued(corpus, tmp_path):
     """Weights without pooler and next-sentence head, and the configuration to continue them."""
     tokenizer = load_tokenizer(corpus / "vocab.txt")
-    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64}
-    bert = BertConfig(tokenizer.vocab_size, **sizes, dropout_rate=0.0, initializer_range=0.3)
+    bert = small_model_config(
+        tokenizer.vocab_size,
+        num_heads=2,
+        max_position_embeddings=512,
+        dropout_rate=0.0,
+        initializer_range=0.3,
+    )
     init = functools.partial(
         init_state,
         model=PretrainingModel(bert),

@@ -18,12 +18,12 @@ from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.checkpoints.verify import print_summary, verify_checkpoint
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.config import BertConfig
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.state import TrainState
 from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import small_model_config
 
 KINDS = ("pre-training", "fine-tuning")
 
@@ -33,7 +33,7 @@ def state(tmp_path_factory) -> tuple:
     """A training state with random numbers, its settings and its tokenizer."""
     vocabulary = write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab.txt")
     tokenizer, rng = load_tokenizer(vocabulary), np.random.default_rng(0)
-    config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
+    config = small_model_config(tokenizer.vocab_size, hidden_size=16, intermediate_size=32)
     shapes = flax.traverse_util.unflatten_dict(parameter_shapes(config), sep="/")
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, leaf.dtype), shapes)
     optimizer = make_optimizer("bert_adam", lambda step: 1e-4)

@@ -10,13 +10,13 @@ from bert_jax.checkpoints.export import params_to_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import generator_of, read_model
-from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
 from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, ReplacedTokenModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.convert_checkpoint import convert
 from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import small_model_config
 
 GENERATOR = {
     "hidden_fraction": 0.5,
@@ -31,7 +31,7 @@ def workdir(tmp_path_factory):
     """A checkpoint as a run writes it, with random parameters."""
     directory = tmp_path_factory.mktemp("electra")
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
-    config = BertConfig(tokenizer.vocab_size, 32, 2, 4, 64, family="electra", embedding_size=24)
+    config = small_model_config(tokenizer.vocab_size, family="electra", embedding_size=24)
     model = ReplacedTokenModel(config, Execution(), GeneratorSettings(**GENERATOR))
     shapes = jax.eval_shape(model.init, jax.random.key(0), example_batch())["params"]
     rng = np.random.default_rng(0)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from bert_jax.data.masking import Masking
-from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.objectives.replaced_tokens import GeneratorSettings
+from tests.helpers.models import small_model_config
 
-CONFIG = BertConfig(60, 16, 1, 2, 32, max_position_embeddings=12, dropout_rate=0.0)
+CONFIG = small_model_config(60, num_layers=1, dropout_rate=0.0)
 MASKING = Masking((0, 2, 3, 4), 4, 60, np.ones(60, bool), max_predictions=2)
 OBJECTIVE = all_tokens_mlm.AllTokensMlm(MASKING, GeneratorSettings(0.5, discriminator_weight=1.0))
 

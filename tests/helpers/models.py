@@ -16,10 +16,27 @@ from bert_jax.model.heads import CLASSIFICATION, TaskModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 
+def small_model_config(vocab_size: int = 100, **fields) -> BertConfig:
+    """Returns the configuration of a BERT that compiles fast; a mesh of eight divides it."""
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 64}
+    return BertConfig(vocab_size, **sizes | {"max_position_embeddings": 64} | fields)
+
+
+def random_params(model, batch, std: float = 0.2) -> dict:
+    """Returns random parameters, biases and scales included, of a model that takes `batch`.
+
+    They come from NumPy: to compile the initializers takes longer.
+    """
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+    return flax.traverse_util.path_aware_map(
+        lambda path, leaf: np.float32(rng.normal(path[-1] == "scale", std, leaf.shape)), shapes
+    )
+
+
 def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
     """Writes a checkpoint of a very small encoder with random weights, to fine-tune."""
-
-    config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
+    config = small_model_config(tokenizer.vocab_size)
     rng = np.random.default_rng(0)
     params = {
         path: rng.normal(0, 0.1, leaf.shape).astype(np.float32) + path.endswith("scale")
@@ -54,12 +71,9 @@ def write_weights(
 ):
     """Writes a checkpoint of a small untrained encoder; with `head` (labels), also of a head."""
     tokenizer = load_tokenizer(vocabulary)
-    config = BertConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        num_layers=2,
+    config = small_model_config(
+        tokenizer.vocab_size,
         num_heads=2,
-        intermediate_size=64,
         max_position_embeddings=32,
         initializer_range=0.2,  # With less, [CLS] takes many steps to learn about other tokens.
         causal=causal,

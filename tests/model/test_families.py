@@ -19,6 +19,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.golden import make_families as golden
+from tests.helpers.models import small_model_config
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
@@ -48,13 +49,9 @@ def test_xlm_roberta_is_roberta_under_other_names(name):
 
 
 def test_gradient_of_shared_layers_is_the_sum_over_their_copies():
-    shared = BertConfig(
+    shared = small_model_config(
         vocab_size=40,
-        hidden_size=16,
         num_layers=4,
-        num_heads=2,
-        intermediate_size=20,
-        max_position_embeddings=12,
         embedding_size=8,
         shares_layers=True,
         num_layer_groups=2,

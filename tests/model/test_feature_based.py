@@ -17,7 +17,6 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.configs.finetune import conll2003, feature_based
 from bert_jax.data.features import ModelInput, RowShape
 from bert_jax.finetuning.pretrained_head import initial_params, with_labels_of_head
-from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
 from bert_jax.model.heads import FEATURE_BASED, TAGGING
@@ -27,15 +26,15 @@ from bert_jax.tasks import tagging as task
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.commands import ROOT
 from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import small_model_config
 
-SMALL = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}
 TAGGED = "the B-LOC\nriver I-LOC\nbuilt O\nking B-PER\nfound O\n"
 TEXT = "".join(TAGGED * (number % 4 + 1) + "\n" for number in range(40))
 
 
 @pytest.mark.slow
 def test_packed_sequences_do_not_touch_each_other():
-    config = BertConfig(vocab_size=50, max_position_embeddings=16, **SMALL)
+    config = small_model_config(50, num_layers=3)
     model = FeatureBasedTagger(config, FEATURE_BASED, 3, "weighted_sum", lstm_size=8)
     rng = np.random.default_rng(0)
     sequences = [
@@ -113,7 +112,7 @@ def test_unknown_features_are_an_error():
 def weights(tmp_path_factory):
     directory = tmp_path_factory.mktemp("weights")
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
-    config = BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=40, **SMALL)
+    config = small_model_config(tokenizer.vocab_size, num_layers=3, hidden_size=16)
     params = jax.jit(Encoder(config).init)(jax.random.key(1), example_batch())["params"]
     settings = model_settings(config, {"encoder": params})
     write_checkpoint(directory / "random" / "0", {"encoder": params}, settings, tokenizer)

@@ -2,7 +2,6 @@
 
 import functools
 
-import flax
 import jax
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from bert_jax.data.features import ModelInput, RowShape
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, TaskModel
+from tests.helpers.models import random_params, small_model_config
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_collapse_of_tags_considers_labeled_positions_only():
     [(CLASSIFICATION, True, 0), (CLASSIFICATION, True, 6), (TAGGING, False, 6)],
 )
 def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, causal, lstm_size):
-    config = BertConfig(50, 16, 2, 2, 32, 16, initializer_range=0.3, causal=causal)
+    config = small_model_config(50, initializer_range=0.3, causal=causal)
     model = TaskModel(config, head, 3, lstm_size=lstm_size)
     rng = np.random.default_rng(0)
     sequences = [rng.integers(5, 50, length).astype(np.int32) for length in (5, 3, 6)]
@@ -73,12 +73,8 @@ def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, cau
     changed = [sequences[0] + (np.arange(5) == position) for position in range(5)]
     together = [packed(first) for first in (sequences[0], *changed)]
     rows = shape.build([*together, *([feature] for feature in together[0])], 9)
-    # Random parameters from NumPy: to compile the initializers takes longer.
-    params = flax.traverse_util.path_aware_map(
-        lambda path, leaf: np.float32(rng.normal(path[-1] == "scale", 0.3, leaf.shape)),
-        jax.eval_shape(model.init, jax.random.key(0), rows),
-    )
-    outputs = np.asarray(jax.jit(model.apply)(params, rows))
+    params = random_params(model, rows, std=0.3)
+    outputs = np.asarray(jax.jit(model.apply)({"params": params}, rows))
     if head is CLASSIFICATION:
         first, others, alone = outputs[:6, :1], outputs[:6, 1:], outputs[6:, 0]
     else:

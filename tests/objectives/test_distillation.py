@@ -16,7 +16,6 @@ from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.pretrain import bert_base
-from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.objectives.distillation import Distillation, DistillationModel
@@ -26,7 +25,7 @@ from bert_jax.training import pretrain_step
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_teacher import read_teacher
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import assert_trees_equal
+from tests.helpers.models import assert_trees_equal, random_params, small_model_config
 from tests.helpers.runs import saved_params, small_config
 from tests.suites import objectives as suites
 
@@ -46,7 +45,7 @@ def make_objective(weights=WEIGHTS, teacher=TEACHER, **fields) -> Distillation:
 @functools.cache
 def teacher_params(config=TEACHER) -> dict:
     model = PretrainingModel(config, next_sentence=False)
-    return suites.random_params(model, example_batch())
+    return random_params(model, example_batch())
 
 
 def make_case(objective, student=STUDENT) -> suites.ObjectiveCase:
@@ -164,7 +163,7 @@ def test_student_with_all_layers_of_its_teacher_has_no_loss():
     objective = make_objective({"soft": 5.0, "cosine": 1.0}, init_layers=(1, 2, 3, 4))
     model = objective.make_model(TEACHER, Execution())
     batch = suites.prepared(CASE)
-    modules = suites.random_params(model, batch)
+    modules = random_params(model, batch)
     params = objective.initial_params(teacher_params(), modules)
     assert flatten_dict(params).keys() == flatten_dict(modules).keys()
     gradients_of = jax.jit(jax.grad(lambda params, frozen: total(params | frozen)))
@@ -216,10 +215,9 @@ def given(corpus, tmp_path_factory):
     def write(name: str, seed: int = 0, has_head: bool = True, tokenizer=None, **fields):
         tokenizer = tokenizer or load_tokenizer(corpus / "vocab.txt")
         sizes = {"hidden_size": 64, "num_layers": 4, "num_heads": 1, "intermediate_size": 256}
-        sizes |= {"max_position_embeddings": 64}
-        config = BertConfig(vocab_size=tokenizer.vocab_size, **(sizes | fields))
+        config = small_model_config(tokenizer.vocab_size, **sizes | fields)
         model = PretrainingModel(config, next_sentence=False)
-        params = dict(suites.random_params(model, example_batch()))
+        params = dict(random_params(model, example_batch()))
         params["mlm"] = params["mlm"] | {"bias": params["mlm"]["bias"] + seed}
         if not has_head:
             del params["mlm"]

@@ -26,6 +26,7 @@ from bert_jax.objectives.replaced_tokens import (
 )
 from bert_jax.training.metrics import perplexity
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
+from tests.helpers.models import random_params
 from tests.helpers.runs import saved_params
 from tests.suites import objectives as suites
 
@@ -39,7 +40,7 @@ prepare = jax.jit(OBJECTIVE.prepare)
 
 def make_params(config=CONFIG, objective=OBJECTIVE) -> dict:
     model = objective.make_model(config, Execution())
-    return suites.random_params(model, suites.prepared(CASE))
+    return random_params(model, suites.prepared(CASE))
 
 
 def paths(tree) -> set[str]:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import flax
 import jax
 import numpy as np
 import optax
@@ -35,19 +34,11 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import assert_trees_equal
+from tests.helpers.models import assert_trees_equal, random_params, small_model_config
 
 # The vocabulary needs no padding, which exports leave out.
 NUM_FEATURES, LENGTH, VOCAB = 13, 64, 128
-CONFIG = BertConfig(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    num_layers=1,
-    num_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=LENGTH,
-    dropout_rate=0.0,
-)
+CONFIG = small_model_config(VOCAB, num_layers=1, num_heads=2, dropout_rate=0.0)
 KEY = jax.random.key(2)
 
 
@@ -85,13 +76,7 @@ class HeadCase:
 
     @functools.cached_property
     def params(self) -> dict:
-        """Random parameters, from NumPy: to compile the initializers takes longer."""
-        shapes = jax.eval_shape(self.model.init, KEY, self.row_shape().build([], 1))["params"]
-        rng = np.random.default_rng(1)
-        return flax.traverse_util.path_aware_map(
-            lambda path, leaf: np.float32(rng.normal(path[-1] == "scale", 0.02, leaf.shape)),
-            shapes,
-        )
+        return random_params(self.model, self.row_shape().build([], 1), std=0.02)
 
     @property
     def labels(self) -> list:

@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import flax
 import jax
 import numpy as np
 import optax
@@ -33,7 +32,7 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import assert_trees_equal
+from tests.helpers.models import assert_trees_equal, random_params, small_model_config
 
 # Different, so that an array's shape says what it holds.
 NUM_ROWS, LENGTH, SEQUENCES, VOCAB = 16, 32, 3, 100
@@ -52,11 +51,9 @@ def make_masking(max_predictions: int = 6, **fields) -> Masking:
 
 
 def make_config(**fields) -> BertConfig:
-    """Returns an architecture that any mesh of eight devices divides."""
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
-    sizes |= {"intermediate_size": 64, "max_position_embeddings": LENGTH, "dropout_rate": 0.0}
-    sizes |= {"initializer_range": 0.2}  # Of all parameters: `random_params`.
-    return BertConfig(**sizes | fields)
+    defaults = {"max_position_embeddings": LENGTH, "dropout_rate": 0.0}
+    defaults |= {"initializer_range": 0.2}  # Of all parameters: `params_of`.
+    return small_model_config(VOCAB, **defaults | fields)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,16 +158,7 @@ def prepared(case: ObjectiveCase) -> dict[str, np.ndarray]:
 
 @functools.cache
 def params_of(case: ObjectiveCase) -> dict:
-    return random_params(model_of(case), prepared(case))
-
-
-def random_params(model, batch: Mapping) -> dict:
-    """Returns random parameters, biases and scales included, of a model that takes `batch`."""
-    rng, scale = np.random.default_rng(0), model.config.initializer_range
-    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-    return flax.traverse_util.path_aware_map(
-        lambda path, leaf: np.float32(rng.normal(path[-1] == "scale", scale, leaf.shape)), shapes
-    )
+    return random_params(model_of(case), prepared(case), case.config.initializer_range)
 
 
 @functools.cache

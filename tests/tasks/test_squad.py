@@ -16,12 +16,12 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import squad as squad_config
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
-from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import SPAN, TaskModel
 from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
+from tests.helpers.models import small_model_config
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -51,7 +51,7 @@ def tokenizer(tmp_path_factory):
 def pretrained(tokenizer, tmp_path_factory):
     """A tiny untrained BERT."""
     directory = tmp_path_factory.mktemp("pretrained") / "1"
-    config = BertConfig(tokenizer.vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
+    config = small_model_config(tokenizer.vocab_size, num_layers=1, max_position_embeddings=32)
     row = RowShape(8, 1, SPAN.label_layout, 0).build([], 1)
     params = jax.jit(TaskModel(config, SPAN, 2).init)(jax.random.key(0), row)["params"]
     params = {"encoder": params["encoder"]}

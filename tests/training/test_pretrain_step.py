@@ -16,7 +16,6 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import RULES
-from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
 from bert_jax.objectives import mean_metrics
@@ -28,6 +27,7 @@ from bert_jax.sharding.rules import infer_shardings, shard_over_data
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import TrainState
+from tests.helpers.models import small_model_config
 
 LENGTH, PAIRS, VOCAB = 64, 4, 300
 MASKING = Masking(
@@ -41,17 +41,8 @@ OBJECTIVE = MaskedLm(MASKING)
 
 
 def small_model(execution=Execution(), **changes):
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "num_layers": 2,
-        "num_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": LENGTH,
-        "dropout_rate": 0.0,
-        "initializer_range": 0.2,
-    }
-    return OBJECTIVE.make_model(BertConfig(**(settings | changes)), execution)
+    defaults = {"num_heads": 2, "dropout_rate": 0.0, "initializer_range": 0.2}
+    return OBJECTIVE.make_model(small_model_config(VOCAB, **defaults | changes), execution)
 
 
 def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str, np.ndarray]:
