@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 import bert_jax
@@ -36,6 +37,7 @@ from bert_jax.runtime.errors import CheckpointError, NonFiniteLoss
 from bert_jax.tasks.text_classification import get_task
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.pretrain_setup import check_numbers, open_phases, setup_pretraining
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers.corpora import WORDS, random_text, write_tfds, write_vocabulary
@@ -386,10 +388,6 @@ def number_in_place_of_a_path(inputs):
     bert_jax.load(3)
 
 
-def nothing_in_place_of_a_path(inputs):
-    bert_jax.load(None)
-
-
 def number_in_place_of_a_text(inputs):
     loaded(inputs, "embedding", []).encode(5)
 
@@ -454,269 +452,135 @@ def words_in_place_of_a_context(inputs):
     loaded(inputs, "span", ["start", "end"]).answer("what", [["the", "river"]])
 
 
+# Of each case the type of the error, and what its message names: a file, a place in it, a field.
 BAD_INPUT = {
-    name_of_a_model_on_a_hub: (
-        FileNotFoundError,
-        "bert-base-uncased does not exist; for a model on a hub, .* hf download bert-base-uncased",
-    ),
-    mistyped_path_of_a_model: (FileNotFoundError, "corpsu does not exist; expected a workdir, a"),
-    number_in_place_of_a_path: (TypeError, "must be the path of a model's directory, got 3"),
-    nothing_in_place_of_a_path: (TypeError, "must be the path of a model's directory, got None"),
-    number_in_place_of_a_text: (TypeError, "texts must be a string, a pair .* got 5$"),
-    number_in_place_of_words: (TypeError, "expected a string or a list of words, got 5"),
-    text_of_wrong_type_for_attention: (TypeError, "texts must be a string, a pair of strings"),
-    unknown_pooling: (ValueError, r"pooling must be one of \('cls', .* 'pooler'\), got 'min'"),
-    first_token_of_a_left_to_right_model: (ValueError, "pooling is 'cls', but .* choose 'mean'"),
-    mask_for_a_left_to_right_model: (ValueError, "reads left to right, so it cannot fill in masks"),
-    layer_that_does_not_exist: (ValueError, r"layers must be in \[-3, 2\], got \(3,\)"),
-    regression_of_several_values: (ValueError, r"'regression' with 3 labels is not supported: rem"),
-    more_labels_than_a_classifier_has: (ValueError, r"top_k must be .* in \[1, 2\], got 3"),
-    several_labels_of_a_number: (ValueError, "has a head for regression, so it cannot rank labels"),
-    fewer_contexts_than_questions: (ValueError, "3 questions and 2 contexts: expected one context"),
-    words_in_place_of_a_context: (TypeError, "context must be a string or a list of strings"),
-    missing_input: (FileNotFoundError, r"text\.txt.* matches no file"),
-    empty_input: (ValueError, r"text\.txt is empty"),
-    blank_input: (ValueError, "the input holds no document: it is blank"),
-    byte_that_is_not_utf8: (ValueError, r"text\.txt.*line 2, byte 6: 0xff is not UTF-8"),
-    document_of_one_sentence: (ValueError, "1 of 1 documents .* no sentence pair.*add more text"),
-    too_few_documents_to_hold_out: (
-        ValueError,
-        r"a single document, so that there is none to hold out .* by blank lines, or use --doc",
-    ),
-    vocabulary_without_mask: (ValueError, r"vocab\.txt lacks \[MASK\]"),
-    tfds_that_is_not_prepared: (
-        FileNotFoundError,
-        "no prepared dataset tfds:news in /.*/input; prepare it .*`tfds build news .*data_dir",
-    ),
-    tfds_prepared_as_tfrecord: (
-        ValueError,
-        "tfds:news is prepared as tfrecord in .*; expected array_record: prepare it again with `tf",
-    ),
-    tfds_without_text: (ValueError, "tfds:news has the fields body; expected 'text'"),
-    tfds_without_a_train_split: (ValueError, r"tfds:news in .*split 'train'.* one of \['test'\]"),
-    disk_full_while_building: (OSError, r"cannot write .*new/\.spill/.*; free disk space"),
-    missing_corpus: (FileNotFoundError, r"nowhere.*prepare_corpus"),
-    no_corpus: (ValueError, r"--config\.corpus=DIR"),
-    unfinished_corpus: (
-        FileNotFoundError,
-        r"holds no corpus or its build was interrupted",
-    ),
-    missing_shard: (CorpusError, r"train-00000-of-00001\.array_record is missing; build"),
-    truncated_shard: (CorpusError, r"train-00000.*bytes, expected .*truncated"),
-    damaged_shard: (CorpusError, r"train-00000.* is damaged.* its checksum differs; build"),
-    vocabulary_of_another_corpus: (CorpusError, r"vocab\.txt is not the vocabulary of the corpus"),
-    corpus_vocabulary_without_mask: (CorpusError, r"vocab\.txt.*\[MASK\]"),
-    two_vocabularies: (ValueError, "differ in --vocab: build both with the same"),
-    phases_with_different_seeds: (
-        ValueError,
-        "differ in --seed: build both .* trains on no held-out document",
-    ),
-    phases_with_different_heldout_fractions: (ValueError, "differ in --heldout_fraction: build"),
-    missing_weights: (FileNotFoundError, "nowhere does not exist; expected a workdir"),
-    weights_of_another_vocabulary: (
-        ValueError,
-        r"not built with the tokenizer of the weights in .*/weights: build it with their vocab\.",
-    ),
-    positions_of_another_vocabulary: (
-        ValueError,
-        "position_offset is 2, and so roberta expects padding to have the id 1, but .* has 0: use",
-    ),
-    weights_of_another_architecture: (
-        ValueError,
-        r"model\.num_layers is 1, but 2 in .*/weights: set --config\.model\.num_layers=2",
-    ),
-    weights_of_another_objective: (
-        ValueError,
-        r"objective is masked_lm, but .*/weights were trained with left_to_right: set "
-        r"--config\.objective=left_to_right",
-    ),
-    corpus_without_sentence_pairs: (
-        ValueError,
-        r"/new has full_sentences, not sentence pairs: set --config\.next_sentence=False, or build",
-    ),
-    pairs_of_a_model_with_one_segment: (
-        ValueError,
-        "the corpus has pairs, but type_vocab_size is 1, so the model has no segment",
-    ),
-    unknown_kind_of_rows: (ValueError, "rows='sentences'; expected one of sentence_pairs, full"),
-    weights_without_optimizer_state: (
-        ValueError,
-        "with optimizer bert_adam, .*/weights' is none: set it to one, or init_optimizer=False",
-    ),
-    optimizer_state_of_a_fine_tuning_run: (
-        ValueError,
-        "with optimizer bert_adam, .*/tuned' is none: set it to one, or",
-    ),
-    too_few_predictions_on_long_rows: (
-        ValueError,
-        r"--config\.long_phase\.max_predictions=1: expected 10 \(masking\.rate x row length\) to "
-        "64",
-    ),
-    token_id_outside_the_vocabulary: (CorpusError, "token id 33 is outside .* vocabulary; build"),
-    unknown_config_field: (AttributeError, 'learning_rat.*Did you mean "learning_rate"'),
-    pretraining_configuration_without_a_field: (
-        ValueError,
-        r"--config\.tracker is missing: start from get_config\(\) of configs/pretrain/bert_",
-    ),
-    finetuning_configuration_without_a_field: (
-        ValueError,
-        r"--config\.tracker is missing: start from get_config\(\) of configs/finetune/text_classif",
-    ),
+    name_of_a_model_on_a_hub: (FileNotFoundError, "hf download bert-base-uncased"),
+    mistyped_path_of_a_model: (FileNotFoundError, "corpsu"),
+    number_in_place_of_a_path: (TypeError, "got 3"),
+    number_in_place_of_a_text: (TypeError, "texts", "got 5"),
+    number_in_place_of_words: (TypeError, "words", "got 5"),
+    text_of_wrong_type_for_attention: (TypeError, "texts"),
+    unknown_pooling: (ValueError, "pooling", "'cls'", "'min'"),
+    first_token_of_a_left_to_right_model: (ValueError, "pooling", "'mean'"),
+    mask_for_a_left_to_right_model: (ValueError, "left to right", "masks"),
+    layer_that_does_not_exist: (ValueError, "layers", "[-3, 2]", "(3,)"),
+    regression_of_several_values: (ValueError, "'regression'", "3 labels"),
+    more_labels_than_a_classifier_has: (ValueError, "top_k", "[1, 2]", "got 3"),
+    several_labels_of_a_number: (ValueError, "regression"),
+    fewer_contexts_than_questions: (ValueError, "3 questions", "2 contexts"),
+    words_in_place_of_a_context: (TypeError, "context"),
+    missing_input: (FileNotFoundError, "text.txt"),
+    empty_input: (ValueError, "text.txt is empty"),
+    blank_input: (ValueError, "no document"),
+    byte_that_is_not_utf8: (ValueError, "text.txt", "line 2, byte 6", "0xff"),
+    document_of_one_sentence: (ValueError, "1 of 1 documents", "no sentence pair"),
+    too_few_documents_to_hold_out: (ValueError, "a single document", "hold out"),
+    vocabulary_without_mask: (ValueError, "vocab.txt", "[MASK]"),
+    tfds_that_is_not_prepared: (FileNotFoundError, "tfds:news", "tfds build news"),
+    tfds_prepared_as_tfrecord: (ValueError, "tfds:news", "tfrecord", "array_record"),
+    tfds_without_text: (ValueError, "tfds:news", "body", "'text'"),
+    tfds_without_a_train_split: (ValueError, "tfds:news", "'train'", "'test'"),
+    disk_full_while_building: (OSError, "new/.spill/", "free disk space"),
+    missing_corpus: (FileNotFoundError, "nowhere", "prepare_corpus"),
+    no_corpus: (ValueError, "--config.corpus"),
+    unfinished_corpus: (FileNotFoundError, "corpus", "interrupted"),
+    missing_shard: (CorpusError, "train-00000-of-00001.array_record", "missing"),
+    truncated_shard: (CorpusError, "train-00000", "truncated"),
+    damaged_shard: (CorpusError, "train-00000", "damaged"),
+    vocabulary_of_another_corpus: (CorpusError, "vocab.txt"),
+    corpus_vocabulary_without_mask: (CorpusError, "vocab.txt", "[MASK]"),
+    two_vocabularies: (ValueError, "--vocab"),
+    phases_with_different_seeds: (ValueError, "--seed"),
+    phases_with_different_heldout_fractions: (ValueError, "--heldout_fraction"),
+    missing_weights: (FileNotFoundError, "nowhere"),
+    weights_of_another_vocabulary: (ValueError, "tokenizer", "/weights"),
+    positions_of_another_vocabulary: (ValueError, "position_offset", "roberta"),
+    weights_of_another_architecture: (ValueError, "/weights", "--config.model.num_layers=2"),
+    weights_of_another_objective: (ValueError, "/weights", "--config.objective=left_to_right"),
+    corpus_without_sentence_pairs: (ValueError, "/new", "--config.next_sentence=False"),
+    pairs_of_a_model_with_one_segment: (ValueError, "type_vocab_size"),
+    unknown_kind_of_rows: (ValueError, "rows='sentences'", "sentence_pairs"),
+    weights_without_optimizer_state: (ValueError, "/weights", "init_optimizer"),
+    optimizer_state_of_a_fine_tuning_run: (ValueError, "/tuned", "init_optimizer"),
+    too_few_predictions_on_long_rows: (ValueError, "--config.long_phase.max_predictions=1", "10"),
+    token_id_outside_the_vocabulary: (CorpusError, "token id 33"),
+    unknown_config_field: (AttributeError, "learning_rat", '"learning_rate"'),
+    pretraining_configuration_without_a_field: (ValueError, "--config.tracker", "configs/pretrain"),
+    finetuning_configuration_without_a_field: (ValueError, "--config.tracker", "configs/finetune"),
     sweep_over_a_configuration_without_fields: (
         ValueError,
-        r"--config\.base\.data\.text, --config\.base\.num_seeds are missing: start from get_config",
+        "--config.base.data.text",
+        "--config.base.num_seeds",
     ),
-    workdir_of_another_configuration: (
-        ValueError,
-        r"learning_rate: 0\.0001 in .*checkpoints/2, 0\.5 now.*another --workdir",
-    ),
-    workdir_of_another_configuration_without_its_config: (ValueError, "learning_rate: .*0.5 now"),
-    checkpoint_without_its_config: (CheckpointError, "2 could not be read.*Remove it to resume"),
-    checkpoint_without_its_last_file: (CheckpointError, "2 could not be restored.*remove it"),
-    workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a writable directory"),
-    workdir_in_use_by_another_run: (
-        ValueError,
-        r"--workdir=.*/workdir is in use by process \d+ on .*wait until it ends.*another --workdir",
-    ),
-    disk_full_at_the_config: (
-        OSError,
-        r"workdir/config\.json could not be written: .*Free",
-    ),
-    disk_full_at_the_token: (OSError, r"workdir/\.shared could not be written: .*Free"),
-    disk_full_at_the_metrics: (
-        OSError,
-        r"/metrics\.jsonl could not be written: .*Free",
-    ),
-    disk_full_at_the_tensorboard_files: (OSError, r"/tensorboard could not be written"),
-    rows_longer_than_the_position_table: (
-        ValueError,
-        "rows of 64 tokens.*max_position_embeddings is 32",
-    ),
+    workdir_of_another_configuration: (ValueError, "learning_rate", "0.0001", "0.5", "--workdir"),
+    workdir_of_another_configuration_without_its_config: (ValueError, "learning_rate", "0.5"),
+    checkpoint_without_its_config: (CheckpointError, "checkpoints/2"),
+    checkpoint_without_its_last_file: (CheckpointError, "checkpoints/2"),
+    workdir_that_is_a_file: (OSError, "--workdir"),
+    workdir_in_use_by_another_run: (ValueError, "--workdir", "process"),
+    disk_full_at_the_config: (OSError, "workdir/config.json"),
+    disk_full_at_the_token: (OSError, "workdir/.shared"),
+    disk_full_at_the_metrics: (OSError, "/metrics.jsonl"),
+    disk_full_at_the_tensorboard_files: (OSError, "/tensorboard"),
+    rows_longer_than_the_position_table: (ValueError, "64", "max_position_embeddings is 32"),
 }
-# Single fields and their errors.
+
+
+# Fields of pre-training on rows of 64 tokens and 8 devices that do not fit together or are unknown,
+# and what the error names. `test_every_number_is_checked_and_named` has the numbers.
 BAD_FIELDS = [
-    (
-        {"objective": "distillation", "next_sentence": False},
-        r"no teacher: set --config\.distillati",
-    ),
-    ({"objective": "distillation"}, "next_sentence=True: distillation has no sentence-pair loss"),
-    (
-        {"distillation__teacher": "x"},
-        "distillation.teacher=x: objective masked_lm does not use a teacher: s",
-    ),
-    ({"distillation__temperature": 0.5}, r"distillation\.temperature=0\.5: expected at least 1"),
-    ({"distillation__weights__mlm": -1.0}, r"weights\.mlm=-1\.0: expected at least 0"),
-    ({"max_predictions": 65}, r"--config\.max_predictions=65: expected 10 \(masking.rate .* to 64"),
-    (
-        {"max_predictions": 20, "masking__rate": 0.4},
-        r"--config.max_predictions=20: expected 26 \(masking\.rate x row length\) to 64, or leave "
-        "it",
-    ),
-    ({"max_eval_batches": -1}, r"--config\.max_eval_batches=-1: expected at least 0"),
-    ({"decay_power": -1.0}, r"--config\.decay_power=-1\.0: expected at least 0"),
-    ({"decay_from": "start"}, "unknown decay_from 'start': expected step_0 or warmup_end"),
-    ({"long_phase__learning_rate": 0.0}, r"long_phase\.learning_rate=0\.0: expected more than 0"),
-    (
-        {"long_phase__warmup_steps": 7},
-        r"warmup_steps=7: .* at most 0, which is long_phase\.num_steps",
-    ),
-    ({"model__hidden_size": 100}, "hidden_size is 100: expected a multiple of 64.* num_heads"),
-    ({"init_optimizer": True}, "needs .* with optimizer bert_adam, .* init_from='' is none: set"),
-    (
-        {"model__size": None},
-        r"size is unknown: set --config\.init_from=DIR, .* or set --config\.model\.size",
-    ),
-    ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps are both 0"),
-    ({"num_steps": -5}, r"--config\.num_steps=-5: expected at least 0"),
-    ({"profile_steps": 7}, r"--config\.profile_steps=7: expected at least 0 and at most 4"),
-    ({"model__kernels": "flash"}, r"kernels is 'flash': expected one of auto, plain, tpu"),
-    ({"model__architecture": "brt"}, "architecture=brt: .* no file 'brt' .*: expected bert, or"),
-    ({"batch_size": 0}, r"--config\.batch_size=0: expected at least 1"),
-    ({"eval_batch_size": -8}, r"--config\.eval_batch_size=-8: expected at least 1"),
-    ({"per_device_batch_size": -4}, r"per_device_batch_size=-4: expected at least 0"),
-    ({"checkpoint_every": 0}, r"--config\.checkpoint_every=0: expected at least 1"),
-    ({"masking__rate": 15.0}, r"--config\.masking\.rate=15\.0: expected .* at most 0\.999"),
-    ({"learning_rate": -1.0}, r"--config\.learning_rate=-1\.0: expected more than 0"),
-    ({"clip_norm": 0.0}, r"--config\.clip_norm=0\.0: expected more than 0"),
-    (
-        {"warmup_steps": 1000},
-        r"--config\.warmup_steps=1000: .* at most 6, which is num_steps",
-    ),
+    ({"objective": "distillation", "next_sentence": False}, "--config.distillation.teacher"),
+    ({"objective": "distillation"}, "next_sentence"),
+    ({"distillation__teacher": "x"}, "distillation.teacher=x"),
+    ({"max_predictions": 65}, "--config.max_predictions=65"),
+    ({"max_predictions": 20, "masking__rate": 0.4}, "--config.max_predictions=20: expected 26"),
+    ({"decay_from": "start"}, "decay_from"),
+    ({"long_phase__warmup_steps": 7}, "long_phase.warmup_steps=7"),
+    ({"model__hidden_size": 100}, "hidden_size"),
+    ({"init_optimizer": True}, "init_from"),
+    ({"model__size": None}, "--config.model.size"),
+    ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps"),
+    ({"profile_steps": 7}, "--config.profile_steps=7"),
+    ({"model__kernels": "flash"}, "kernels"),
+    ({"model__architecture": "brt"}, "architecture=brt"),
+    ({"masking__rate": 15.0}, "--config.masking.rate=15.0"),
+    ({"warmup_steps": 1000}, "--config.warmup_steps=1000"),
     (
         {"num_steps": 3, "long_phase__num_steps": 3, "warmup_steps": 4}
         | {"long_phase__learning_rate": 1e-4},  # The first phase has a schedule of its own.
-        r"--config\.warmup_steps=4: expected at least 0 and at most 3",
+        "--config.warmup_steps=4: expected at least 0 and at most 3",
     ),
-    ({"beta1": 1.0}, r"--config\.beta1=1\.0: expected at least 0 and less than 1$"),
-    ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
-    ({"eval_batch_size": 12}, r"eval_batch_size=12: expected a multiple of the 8 shards"),
-    (
-        {"batch_size": 16, "per_device_batch_size": 3},
-        "16 is not divisible by 8 data shards x per_device_batch_size 3",
-    ),
-    ({"model__size": "huge"}, "unknown model size 'huge': expected one of tiny"),
-    ({"optimizer": "adam"}, "unknown optimizer 'adam': expected one of bert_adam"),
-    ({"masking__unit": "word"}, r"masking\.unit is 'word': expected one of token"),
-    (
-        {"masking__mask_fraction": 1.0},
-        r"keep_fraction and random_fraction are 1\.0, 0\.1, 0\.1: expected three .* sum to 1",
-    ),
-    ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3: expected"),
-    (
-        {"objective": "causal"},
-        r"^--config\.objective=causal: .*expected .*left_to_right, masked_lm.*, or the",
-    ),
-    (
-        {"objective": "span_boundary"},
-        r"trains on single segments, without sentence pairs: set --config\.next_sentence=False",
-    ),
-    (
-        {"objective": "span_boundary", "next_sentence": False},
-        r"span_boundary predicts spans, but masking\.unit is 'token': set --config\.masking\.unit",
-    ),
-    (
-        {"objective": "replaced_tokens"},
-        r"needs the fields of config\.generator, .*: start from configs/pretrain/electra_small\.py",
-    ),
-    ({"mesh__data": 16}, "does not divide the 8 devices"),
+    ({"beta1": 1.0}, "--config.beta1=1.0"),
+    ({"batch_size": 12}, "batch_size 12"),
+    ({"eval_batch_size": 12}, "eval_batch_size=12"),
+    ({"batch_size": 16, "per_device_batch_size": 3}, "per_device_batch_size 3"),
+    ({"model__size": "huge"}, "model size 'huge'"),
+    ({"optimizer": "adam"}, "optimizer 'adam'"),
+    ({"masking__unit": "word"}, "masking.unit"),
+    ({"masking__mask_fraction": 1.0}, "keep_fraction and random_fraction are 1.0, 0.1, 0.1"),
+    ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3"),
+    ({"objective": "causal"}, "--config.objective=causal"),
+    ({"objective": "span_boundary"}, "--config.next_sentence=False"),
+    ({"objective": "span_boundary", "next_sentence": False}, "--config.masking.unit"),
+    ({"objective": "replaced_tokens"}, "config.generator"),
+    ({"mesh__data": 16}, "8 devices"),
 ]
 
 
 # The same of fine-tuning, on two labels, with an encoder of two layers.
 BAD_FINETUNING = [
-    ({"distillation__alpha": 1.5}, r"distillation\.alpha=1\.5: expected .* at most 1"),
-    ({"distillation__temperature": 0.0}, r"distillation\.temperature=0\.0: expected at least 1"),
-    (
-        {"teacher": "x", "data__label_separator": "|"},
-        r"teacher=x: expected none, as there are no soft targets for multi_label, only for classif",
-    ),
-    ({"decay_from": "end"}, "unknown decay_from 'end': expected step_0 or warmup_end"),
-    ({"num_epochs": float("inf")}, r"num_epochs=inf: expected at least 0 and less than infinity"),
-    ({"layer_decay": 0.0}, r"--config\.layer_decay=0\.0: expected more than 0 and at most 1"),
-    ({"layer_decay": 1.1}, r"--config\.layer_decay=1\.1: expected more than 0 and at most 1"),
-    ({"freeze_layers": -1}, r"--config\.freeze_layers=-1: expected at least 0 and at most 2"),
-    ({"freeze_layers": 3}, r"--config\.freeze_layers=3: expected at least 0 and at most 2"),
-    ({"model__lstm_size": -1}, r"--config\.model\.lstm_size=-1: expected at least 0"),
-    ({"max_train_examples": -1}, r"--config\.max_train_examples=-1: expected at least 0"),
-    ({"max_eval_examples": -1}, r"--config\.max_eval_examples=-1: expected at least 0"),
-    (
-        {"class_weights": (1.0,)},
-        r"class_weights=1\.0: expected a positive .* \(king, war\), or bala",
-    ),
-    ({"class_weights": ("even",)}, "class_weights=even: expected a positive number for each"),
-    ({"class_weights": (1, -1)}, "class_weights=1,-1: expected a positive number for each"),
-    (
-        {"class_weights": (1, 2), "data__regression": True},
-        "class_weights=1,2: expected none, as this task has no classes",
-    ),
-    (
-        {"data__label_separator": "|", "data__regression": True},
-        "set data.regression or data.label_separator",
-    ),
-    (
-        {"data__label_separator": "|", "data__labels": ("king", "city")},
-        r"data\.csv, line 3: label 'war', expected one of king, city; fix it, or list",
-    ),
+    ({"distillation__alpha": 1.5}, "distillation.alpha=1.5"),
+    ({"teacher": "x", "data__label_separator": "|"}, "teacher=x"),
+    ({"decay_from": "end"}, "decay_from"),
+    ({"num_epochs": float("inf")}, "num_epochs=inf"),
+    ({"layer_decay": 1.1}, "--config.layer_decay=1.1"),
+    ({"freeze_layers": 3}, "--config.freeze_layers=3: expected at least 0 and at most 2"),
+    ({"class_weights": (1.0,)}, "class_weights=1.0"),
+    ({"class_weights": ("even",)}, "class_weights=even"),
+    ({"class_weights": (1, -1)}, "class_weights=1,-1"),
+    ({"class_weights": (1, 2), "data__regression": True}, "class_weights=1,2"),
+    ({"data__label_separator": "|", "data__regression": True}, "data.regression"),
+    ({"data__label_separator": "|", "data__labels": ("king", "city")}, "data.csv, line 3"),
 ]
 
 # Files of examples to fine-tune on: the configuration, the file's name and content, and the error.
@@ -858,16 +722,53 @@ RESUMING = (
     ids=lambda case: case.__name__,
 )
 def test_bad_input_is_a_clear_error(case, inputs):
-    error, message = BAD_INPUT[case]
-    with pytest.raises(error, match=re.compile(message, re.DOTALL)):
+    error, *names = BAD_INPUT[case]
+    with pytest.raises(error) as raised:
         case(inputs)
+    for name in names:
+        assert name in str(raised.value)
 
 
-@pytest.mark.parametrize(("fields", "message"), BAD_FIELDS, ids=lambda value: str(value)[:40])
-def test_bad_field_is_a_clear_error(fields, message, inputs):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("fields", "name"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+def test_bad_field_is_a_clear_error(fields, name, inputs):
+    with pytest.raises(ValueError, match=re.escape(name)):
         inputs.train(**fields)
     assert not inputs.path("workdir").exists()
+
+
+def numbers_of(config) -> dict[str, int | float]:
+    """Returns the numeric fields of a configuration, with the paths of nested ones."""
+    flat = flatten_dict(config.to_dict(), sep=".")
+    return {name: value for name, value in flat.items() if type(value) in (int, float)}
+
+
+def test_every_number_is_checked_and_named(corpus):
+    """Neither a negative number nor NaN is accepted anywhere, and the error says where it is."""
+    numbers = numbers_of(small_config(corpus))
+    assert len(numbers) > 35
+    for name, value in numbers.items():
+        for bad in (-7,) if isinstance(value, int) else (-7.0, float("nan")):
+            config = small_config(corpus).unlock()
+            config.update_from_flattened_dict({name: bad})
+            with pytest.raises(ValueError, match=name.rpartition(".")[2]):
+                check_numbers(config)
+                phases = open_phases(config)
+                setup_pretraining(config, phases, phases[0].train.tokenizer)
+                pytest.fail(f"{name}={bad} is accepted")
+
+
+def test_every_number_of_fine_tuning_is_checked_and_named(inputs):
+    inputs.path("data.csv").write_text("text,label\nking,king\nwar,war\n")
+    weights = str(write_weights(inputs.path("weights"), inputs.path("vocab.txt")))
+    for name, value in numbers_of(text_classification.get_config()).items():
+        for bad in (-7,) if isinstance(value, int) else (-7.0, float("nan")):
+            config = text_classification.get_config()
+            config.init_from, config.data.train = weights, str(inputs.path("data.csv"))
+            config.max_seq_length = 16
+            config.update_from_flattened_dict({name: bad})
+            with pytest.raises(ValueError, match=name.rpartition(".")[2]):
+                finetune.prepare(config)
+                pytest.fail(f"{name}={bad} is accepted")
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD_FINETUNING, ids=lambda value: str(value)[:40])
@@ -880,7 +781,7 @@ def test_bad_field_of_fine_tuning_is_a_clear_error(fields, message, inputs):
     config.max_seq_length, config.data.train = 16, str(inputs.path("data.csv"))
     for name, value in fields.items():
         config.update_from_flattened_dict({name.replace("__", "."): value})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         finetune.prepare(config)
 
 

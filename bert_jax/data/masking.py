@@ -55,7 +55,7 @@ class Masking:
         if self.unit not in UNITS:
             raise ValueError(f"masking.unit is {self.unit!r}: expected one of {', '.join(UNITS)}")
         fractions = self.mask_fraction, self.keep_fraction, self.random_fraction
-        if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+        if not (min(fractions) >= 0 and abs(sum(fractions) - 1) <= 1e-6):  # Also if one is NaN.
             raise ValueError(
                 "masking.mask_fraction, keep_fraction and random_fraction are "
                 f"{', '.join(map(str, fractions))}: expected three numbers from 0 that sum to 1"

@@ -119,9 +119,12 @@ class BertConfig:
             if (value := getattr(self, name)) not in allowed:
                 expected = ", ".join(allowed)
                 raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")
-        if self.layer_norm_epsilon <= 0:
+        if not self.layer_norm_epsilon > 0:  # Nor is NaN.
             epsilon = self.layer_norm_epsilon
             raise ValueError(f"BertConfig.layer_norm_epsilon must be positive, got {epsilon}")
+        if not self.initializer_range >= 0:
+            deviation = self.initializer_range
+            raise ValueError(f"BertConfig.initializer_range must be at least 0, got {deviation}")
         for name in ("dropout_rate", "attention_dropout_rate", "classifier_dropout_rate"):
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate < 1.0:

@@ -126,6 +126,8 @@ def iterate_table(
             check_columns([record], columns, hint)
             yield record
     elif suffix in (".csv", ".tsv", ".tab"):
+        if header_lines < 1:
+            raise ValueError(f"header_lines={header_lines}: expected at least 1, the column names")
         for record in _iterate_delimited(pathlib.Path(source), header_lines):
             if len(record.columns) == 1:
                 check_columns([record], columns, hint + " (commas separate a .csv, tabs a .tsv)")
@@ -498,7 +500,7 @@ def _find_literal_quote(path: pathlib.Path, text: str, header_lines: int) -> int
 
     def fits_header(table: str) -> bool:
         header, *lines = table.split("\n")
-        rows = (line for line in lines[max(header_lines, 1) - 1 :] if line.strip("\t"))
+        rows = (line for line in lines[header_lines - 1 :] if line.strip("\t"))
         return all(row.count("\t") == header.count("\t") for row in rows)
 
     unquoted = _QUOTED_FIELD.sub(lambda field: field[0].translate(_UNQUOTE), text)
