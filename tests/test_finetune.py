@@ -12,6 +12,7 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.checkpoints.checksums import write_checksums
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
@@ -225,6 +226,7 @@ def test_resumed_run_keeps_a_best_checkpoint_of_the_same_step(finished, tmp_path
     (path,) = (workdir / "best").glob("*/config/metadata")
     settings = json.loads(path.read_text())
     path.write_text(json.dumps(settings | {"score": settings["score"] - 1e-4}))
+    write_checksums(path.parents[1])
     assert finetune.train_and_evaluate(small_config(given), workdir)["dev"] == finished[1]["dev"]
 
 

@@ -245,8 +245,7 @@ def make_split(
         predicted = predict(outputs)
         found = {metric: function(predicted, expected) for metric, function in metrics.items()}
         for metric, function in (ranking_metrics or {}).items():
-            positive, logits = positive_of_two(labels), np.stack(outputs).astype(np.float64)
-            margins = logits[:, positive] - logits[:, 1 - positive]
+            margins, positive = positive_margins(outputs, labels)
             found[metric] = function(margins, expected == positive)
         return found
 
@@ -337,6 +336,12 @@ def best_labels(
     return [Classification(labels[index], float(probabilities[index])) for index in order]
 
 
+def positive_margins(outputs: Outputs, labels: Sequence[str]) -> tuple[np.ndarray, int]:
+    """Returns the positive logit of two less the other, `[examples]`, and the index of its class."""
+    positive, logits = positive_of_two(labels), np.stack(outputs).astype(np.float64)
+    return logits[:, positive] - logits[:, 1 - positive], positive
+
+
 def one_hot(classes: np.ndarray, num_labels: int) -> scipy.sparse.csr_array:
     """Returns int `[examples, labels]`, with 1 in the column of each example's class."""
     rows = np.arange(len(classes))
@@ -377,7 +382,7 @@ class ClassScores:
         kept = {"predicted": predicted_labels(outputs, self._labels, self._is_multi)}
         kept["expected"] = np.array(expected)
         if self._ranking_metrics:
-            kept["margins"] = np.diff(logits)[:, 0]
+            kept["margins"], _ = positive_margins(outputs, self._labels)
         for name, temperature in self._temperatures.items():
             kept[name] = softmax(logits / temperature, axis=-1).max(-1)
         if self._is_multi:  # An eighth of the memory.
@@ -393,7 +398,7 @@ class ClassScores:
         predicted, expected = kept["predicted"], kept["expected"]
         found = {name: metric(predicted, expected) for name, metric in self._metrics.items()}
         for name, metric in self._ranking_metrics.items():
-            found[name] = metric(kept["margins"], expected == 1)
+            found[name] = metric(kept["margins"], expected == positive_of_two(self._labels))
         for name in self._temperatures:
             found[name] = mean_gap(reliability_of(kept[name], predicted == expected))
         return found | {"examples": len(expected)}
