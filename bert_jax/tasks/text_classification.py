@@ -337,7 +337,7 @@ def best_labels(
 
 
 def positive_margins(outputs: Outputs, labels: Sequence[str]) -> tuple[np.ndarray, int]:
-    """Returns the positive logit of two less the other, `[examples]`, and the index of its class."""
+    """Returns the positive logit less the other, `[examples]`, and the index of its class."""
     positive, logits = positive_of_two(labels), np.stack(outputs).astype(np.float64)
     return logits[:, positive] - logits[:, 1 - positive], positive
 
