@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import warnings
 from collections.abc import Mapping
 
 import flax
@@ -21,12 +22,13 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
 from bert_jax.checkpoints.sentence_transformers import embedding_files
+from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS, check_positions
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import TARGET_SCALE
 from bert_jax.tokenizers.export import transformers_files
-from bert_jax.tokenizers.tokenizer import LibraryTokenizer, Tokenizer
+from bert_jax.tokenizers.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
 
 
 def save_huggingface(
@@ -40,8 +42,9 @@ def save_huggingface(
 
     Its README.md is a model card, with the name of the directory and, of a `result` as in
     `result.json`, the scores. Leaves out, with a warning, heads that transformers has no class for.
-    Of an ELECTRA run it writes the discriminator; `generator_of` is the other model. Raises OSError
-    if the directory exists, ValueError if transformers does not support its vocabulary or head.
+    Of an ELECTRA run it writes the discriminator; `generator_of` is the other model. Reads back the
+    tensors and the vocabulary. Raises OSError if the directory exists or that failed, ValueError if
+    transformers does not support its vocabulary or head.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         raise ValueError(
@@ -76,6 +79,7 @@ def save_huggingface(
         text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
         (directory / name).write_text(text, encoding="utf-8")
     _save_tensors(tensors, directory)
+    _check_vocabulary(directory, tokenizer)
 
 
 def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> dict:
@@ -113,6 +117,23 @@ def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> No
     mode = path.stat().st_mode
     safetensors.numpy.save_file(tensors, path, {"format": "pt"})
     path.chmod(mode)
+    stored = read_tensors(directory)  # Read back one at a time: what is complete can be read.
+    for name in tensors.keys() | stored.keys():
+        same = name in tensors and name in stored and stored[name].shape == tensors[name].shape
+        if not same or stored[name].tobytes() != tensors[name].tobytes():
+            raise OSError(f"{path} was not written completely: tensor {name} is read as another")
+
+
+def _check_vocabulary(directory: pathlib.Path, tokenizer: Tokenizer) -> None:
+    """Raises OSError unless each id of the tokenizer that was written is read as the same token."""
+    with warnings.catch_warnings(action="ignore"):  # Of the tokenizer, whoever reads it is warned.
+        written = load_tokenizer(directory)
+    tokens, others = (
+        [each.id_to_token(index) for index in range(each.vocab_size)]
+        for each in (tokenizer, written)
+    )
+    if tokens != others:
+        raise OSError(f"{directory}: the tokenizer was not written completely: its ids are others")
 
 
 def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:

@@ -36,6 +36,7 @@ from bert_jax.inference import load
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 from tests.helpers.commands import ROOT
 from tests.helpers.corpora import random_text
@@ -381,6 +382,37 @@ def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
     settings["head"] = {"task": "tagging", "labels": ["O", "B-X"], "lstm_size": 4}
     with pytest.raises(ValueError, match="transformers has no head for tagging with a BiLSTM"):
         save_huggingface(tmp_path / "tagger", params | {"lstm": {}}, settings, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("function", "damage", "message"),
+    [
+        ("save_file", lambda tensors: tensors["cls.predictions.bias"].put(3, 1), "bias is read as"),
+        ("save_file", lambda tensors: tensors.pop("cls.predictions.bias"), "bias is read as anoth"),
+        ("transformers_files", None, "its ids are others"),
+    ],
+)
+def test_what_is_exported_is_read_back(function, damage, message, tmp_path, monkeypatch):
+    """As if a disk had lost something."""
+    from bert_jax.checkpoints import export
+
+    def save_other_tensors(tensors, path, metadata):
+        changed = {name: tensor.copy() for name, tensor in tensors.items()}
+        damage(changed)
+        save_file(changed, path, metadata)
+
+    def lose_a_line(stored, max_length):
+        files = transformers_files(stored, max_length)
+        return files | {"vocab.txt": files["vocab.txt"].replace("\nw3\n", "\nx3\n")}
+
+    if function == "save_file":
+        monkeypatch.setattr(export.safetensors.numpy, function, save_other_tensors)
+    else:
+        monkeypatch.setattr(export, function, lose_a_line)
+    params, _ = params_from_huggingface(state_dict(), CONFIG)
+    tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(PIECES).encode())
+    with pytest.raises(OSError, match=message):
+        save_huggingface(tmp_path / "out", params, model_settings(CONFIG, params), tokenizer)
 
 
 @pytest.mark.parametrize("family", FORMATS)
