@@ -68,10 +68,27 @@ def define_flags() -> None:
     flags.DEFINE_string("label", None, "Tables: column of the label, to score" + as_trained)
     flags.DEFINE_string("id", None, "Tables: column of the ids; default: numbers from 0.")
     flags.DEFINE_integer("header_lines", None, "Tables: lines before the first example.", 1)
+    flags.DEFINE_integer("word_column", None, "Tags: column of the words" + as_trained)
+    flags.DEFINE_integer("tag_column", None, "Tags: column of the tags, to score" + as_trained)
+    flags.DEFINE_string("tags", None, "Tags: key of the tags in JSONL" + as_trained)
+    help_text = "Bi-encoders: NAME.npy, the vectors to rank for the queries in --input."
+    flags.DEFINE_string("passages", None, help_text)
+    flags.DEFINE_integer("top_k", None, "Bi-encoders: passages to find for a query.", 1)
     flags.mark_flags_as_required(["model", "input", "output"])
 
 
-OPTIONS = ("text", "text_pair", "label", "id", "header_lines")
+OPTIONS = (
+    "text",
+    "text_pair",
+    "label",
+    "id",
+    "header_lines",
+    "word_column",
+    "tag_column",
+    "tags",
+    "passages",
+    "top_k",
+)
 
 
 def predict(
@@ -173,10 +190,14 @@ def choose_files(
             expected = " or ".join(predictor.writers)
             raise ValueError(f"--output={target}: expected a file with the suffix {expected}")
         return [(source, target.name)]
-    suffix = next(iter(predictor.writers))
     if target.suffix in predictor.writers:
         raise ValueError(f"--output={target}: expected a folder, as --input={source} is one")
-    return [(path, f"{path.stem}{suffix}") for path in predictor.find_inputs(source)]
+    files = predictor.find_inputs(source)
+    names = [name for _, name in files]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        paths = " and ".join(str(path) for path, name in files if name == twice)
+        raise ValueError(f"{paths} would both be predicted into {twice}: rename one of them")
+    return files
 
 
 @contextlib.contextmanager

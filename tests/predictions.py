@@ -9,21 +9,12 @@ import pytest
 from scipy.special import softmax
 
 import bert_jax
-from bert_jax import finetune
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.huggingface import HEAD_KEY
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
-from bert_jax.configs.finetune import (
-    feature_based,
-    retrieval,
-    swag,
-    tagging,
-    text_classification,
-)
 from bert_jax.model.config import BertConfig
-from bert_jax.tasks.conll import convert_tags
-from bert_jax.tasks.tagging_scores import find_entities, find_runs
+from bert_jax.predict import predict
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_vocabulary
 
@@ -57,19 +48,6 @@ def write_head(directory, imported=False, **head):
     return model
 
 
-def predict(config, model, workdir, **data):
-    """Runs the command's function without training data; returns the folder of predictions."""
-    config.init_from = str(model)
-    for name, value in data.items():
-        config.data[name] = str(value)
-    result = finetune.train_and_evaluate(config, workdir)
-    assert result["steps"] == 0 and not (workdir / "best").exists()
-    assert all((workdir / file).is_file() for file in result["predictions"])
-    assert result["predictions"][-1].endswith((".jsonl", ".txt", "/predictions.json"))
-    assert "metric" not in result  # It has selected nothing.
-    return workdir / "predictions"
-
-
 def write_lines(path, rows):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
@@ -91,17 +69,16 @@ def check_classes(task, is_pair, model, tmp_path):
     pairs = list(zip(first, second, strict=True))
     rows = [{"text": a, "text_pair": b} if is_pair else {"text": a} for a, b in pairs]
     path = write_lines(tmp_path / "new.jsonl", rows)
-    config = text_classification.get_config()
-    config.data.text_pair = "text_pair" if is_pair else ""
-    lines = read_lines(predict(config, model, tmp_path / "run", train="", test=path) / "test.jsonl")
+    options = {"text_pair": "text_pair"} if is_pair else {}
+    predict(model, path, tmp_path / "found.jsonl", options)
+    lines = read_lines(tmp_path / "found.jsonl")
     inputs, loaded = pairs if is_pair else first, bert_jax.load(model)
     found, expected = [line["prediction"] for line in lines], loaded.classify(inputs)
     if task == "regression":
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        assert found == expected
         return found
     ranking = loaded.classify(inputs, top_k=len(loaded.head["labels"]))
-    for line, ranked in zip(lines, ranking, strict=True):
-        assert line["probabilities"] == pytest.approx(dict(ranked), abs=1e-5)
+    assert [line["probabilities"] for line in lines] == list(map(dict, ranking))
     if task == "classification":
         assert found == [best.label for best in expected]
     else:
@@ -109,71 +86,82 @@ def check_classes(task, is_pair, model, tmp_path):
     return found
 
 
-def check_tags(model, tmp_path, kind, documents=None):
+def check_tags(model, tmp_path, documents=None):
     """Compares the tags of the command line with the tags of load, and returns them."""
     sentences = [text.split() for text in texts(15)]
     names = documents or [str(number) for number in range(15)]  # A text alone is a document.
     rows = [
         {"tokens": words, "document": name} for words, name in zip(sentences, names, strict=True)
     ]
-    files = {"train": "", "dev": "", "test": write_lines(tmp_path / "new.jsonl", rows)}
-    config = (feature_based if kind == "features" else tagging).get_config()
-    written = predict(config, model, tmp_path / "run", **files)
-    blocks = (written / "test.txt").read_text().strip().split("\n\n")
-    found = [[line.split()[-1] for line in block.splitlines()] for block in blocks]
+    path = write_lines(tmp_path / "new.jsonl", rows)
+    predict(model, path, tmp_path / "found.jsonl")
+    predict(model, path, tmp_path / "found.txt")
+    lines = read_lines(tmp_path / "found.jsonl")
+    blocks = (tmp_path / "found.txt").read_text().strip().split("\n\n")
+    columns = [[line.split("\t") for line in block.splitlines()] for block in blocks]
+    assert [[word for word, _ in each] for each in columns] == sentences
+    found = [[tag for _, tag in each] for each in columns]
+    assert found == [line["prediction"] for line in lines]
     tagged = bert_jax.load(model).tag([tuple(words) for words in sentences], documents)
-    expected = [[word.tag for word in each.words] for each in tagged]
-    if kind in ("bioes", "bilou", "plain"):  # The file is in IOB2, for conlleval.
-        find = find_runs if kind == "plain" else find_entities
-        expected = [list(convert_tags(tags, "iob2", find)) for tags in expected]
-    assert found == expected
+    for line, each in zip(lines, tagged, strict=True):
+        assert line["prediction"] == [word.tag for word in each.words]
+        assert line["probabilities"] == [word.probability for word in each.words]
+        assert line.get("entities", []) == [entity._asdict() for entity in each.entities]
     return found
 
 
-def check_answers(model, tmp_path, config, **options):
+def check_answers(model, tmp_path):
     pairs = list(zip(texts(12), texts(12, seed=1), strict=True))
     rows = [{"id": str(n), "question": q, "context": c} for n, (q, c) in enumerate(pairs)]
     path = write_lines(tmp_path / "new.jsonl", rows)
-    written = predict(config, model, tmp_path / "run", train="", test=path) / "test"
-    predictions = json.loads((written / "predictions.json").read_text())
-    nbest = json.loads((written / "nbest_predictions.json").read_text())
+    predict(model, path, tmp_path / "found.jsonl")
+    predict(model, path, tmp_path / "found.json")
+    lines = read_lines(tmp_path / "found.jsonl")
+    official = json.loads((tmp_path / "found.json").read_text())
+    assert official == {line["id"]: line["prediction"] for line in lines}
     questions, contexts = map(list, zip(*pairs, strict=True))
-    answers = bert_jax.load(model).answer(questions, contexts, top_k=20, **options)
-    for number, ranked in enumerate(answers):
-        assert predictions[str(number)] == ranked[0].text
-        found = {each["text"]: each["probability"] for each in nbest[str(number)]}
-        # `top_k` is at most 20, and the file has "no answer" besides the 20 best.
-        assert {answer.text for answer in ranked} <= found.keys()
-        for answer in ranked:
-            assert found[answer.text] == pytest.approx(answer.probability, abs=1e-5)
+    answers = bert_jax.load(model).answer(questions, contexts, top_k=20)
+    for line, ranked in zip(lines, answers, strict=True):
+        assert line["prediction"] == ranked[0].text
+        assert line["answers"] == [answer._asdict() for answer in ranked]
 
 
 def check_retrieval(model, tmp_path, **query_options):
     queries, passages = texts(6), texts(8, seed=1)
-    files = {
-        "test": write_lines(tmp_path / "queries.jsonl", [{"query": each} for each in queries]),
-        "passages": write_lines(tmp_path / "passages.jsonl", [{"text": each} for each in passages]),
-    }
-    config = retrieval.get_config("bi_encoder")
-    lines = read_lines(predict(config, model, tmp_path / "run", train="", **files) / "test.jsonl")
-    loaded = bert_jax.load(model)
-    scores = loaded.encode(queries, **query_options) @ loaded.encode(passages).T
-    for line, row in zip(lines, scores, strict=True):
-        found = [row[passages.index(passage)] for passage in line["negatives"]]
-        np.testing.assert_allclose(line["scores"], found, rtol=1e-4, atol=1e-5)
-        assert sorted(line["negatives"]) == sorted(passages)
+    path = write_lines(
+        tmp_path / "passages.jsonl",
+        [{"id": f"p{n}", "text": text} for n, text in enumerate(passages)],
+    )
+    predict(model, path, tmp_path / "vectors.npy")
+    loaded, vectors = bert_jax.load(model), np.load(tmp_path / "vectors.npy")
+    np.testing.assert_array_equal(vectors, loaded.encode(passages))
+    ids = read_lines(tmp_path / "vectors.jsonl")
+    assert ids == read_lines(path)
+    path = write_lines(tmp_path / "queries.jsonl", [{"query": each} for each in queries])
+    options = {"passages": str(tmp_path / "vectors.npy")}
+    predict(model, path, tmp_path / "found.jsonl", options)
+    predict(model, path, tmp_path / "found.txt", options)
+    found = bert_jax.search(loaded.encode(queries, **query_options), vectors, top_k=100)
+    run = iter((tmp_path / "found.txt").read_text().splitlines())
+    lines = read_lines(tmp_path / "found.jsonl")
+    for number, (line, scores, indices) in enumerate(zip(lines, *found, strict=True)):
+        assert [each["id"] for each in line["passages"]] == [f"p{index}" for index in indices]
+        assert [each["score"] for each in line["passages"]] == scores.tolist()
+        for rank, (index, score) in enumerate(zip(indices, scores, strict=True), start=1):
+            fields = next(run).split()
+            assert fields[:4] == [str(number), "Q0", f"p{index}", str(rank)]
+            assert np.float32(fields[4]) == score
 
 
 def check_rankings(model, tmp_path):
     queries, passages = texts(5), texts(4, seed=1)
     lines = [{"query": query, "negatives": passages} for query in queries]
     path = write_lines(tmp_path / "new.jsonl", lines)
-    config = retrieval.get_config("cross_encoder")
-    written = predict(config, model, tmp_path / "run", train="", test=path)
+    predict(model, path, tmp_path / "found.jsonl")
     rankings = bert_jax.load(model).rank(queries, passages)
-    for line, ranked in zip(read_lines(written / "test.jsonl"), rankings, strict=True):
+    for line, ranked in zip(read_lines(tmp_path / "found.jsonl"), rankings, strict=True):
         assert line["negatives"] == [each.text for each in ranked]
-        np.testing.assert_allclose(line["scores"], [each.score for each in ranked], atol=1e-4)
+        assert line["scores"] == [each.score for each in ranked]
 
 
 def check_choices(model, tmp_path):
@@ -184,12 +172,12 @@ def check_choices(model, tmp_path):
     (tmp_path / "swag").mkdir()
     text = "".join(f"{','.join(row)}\n" for row in (header, *rows))
     (tmp_path / "swag/val.csv").write_text(text)
-    config = swag.get_config()
-    config.num_epochs = 0.0
-    written = predict(config, model, tmp_path / "run", directory=tmp_path / "swag")
-    loaded = bert_jax.load(model)
-    for line, story, each in zip(read_lines(written / "dev.jsonl"), stories, own, strict=True):
-        scores = [x.score for x in sorted(loaded.rank(story, each), key=lambda x: x.index)]
-        assert int(line["prediction"]) == int(np.argmax(scores))
-        expected = dict(zip("0123", softmax(scores).tolist(), strict=True))
+    scores = predict(model, tmp_path / "swag", tmp_path / "found")["val.jsonl"]
+    loaded, lines = bert_jax.load(model), read_lines(tmp_path / "found/val.jsonl")
+    for line, story, each in zip(lines, stories, own, strict=True):
+        ranked = [x.score for x in sorted(loaded.rank(story, each), key=lambda x: x.index)]
+        assert int(line["prediction"]) == int(np.argmax(ranked))
+        expected = dict(zip("0123", softmax(ranked).tolist(), strict=True))
         assert line["probabilities"] == pytest.approx(expected, abs=1e-5)
+    right = sum(line["prediction"] == "0" for line in lines)
+    assert scores == {"accuracy": pytest.approx(right / 9), "examples": 9}

@@ -1,11 +1,9 @@
-"""A prediction-only run equals `bert_jax.load`, for every kind of head and length.
+"""`bert_jax.predict` equals `bert_jax.load`, for every kind of head and length.
 
-The heads were trained with other lengths and options than the defaults of the configurations, or
-are imported ones, which store neither.
+The heads were trained with other lengths and options than the defaults, or are imported ones, which
+store neither.
 """
 
-import functools
-import json
 import random
 
 import numpy as np
@@ -13,17 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import bert_jax
-from bert_jax.configs.finetune import (
-    feature_based,
-    glue,
-    retrieval,
-    squad,
-    swag,
-    tagging,
-    text_classification,
-)
-from bert_jax.runtime import command_line, main
-from tests.helpers import commands
+from bert_jax.predict import predict
 from tests.predictions import (
     check_answers,
     check_choices,
@@ -31,7 +19,6 @@ from tests.predictions import (
     check_rankings,
     check_retrieval,
     check_tags,
-    predict,
     read_lines,
     texts,
     write_head,
@@ -56,11 +43,6 @@ TRUNCATED = pytest.mark.filterwarnings("ignore:.*are truncated to")
 def varies(predictions):
     """Returns whether not all predictions are the same: else, comparing them shows little."""
     return len(set(map(str, predictions))) > 1
-
-
-def give(monkeypatch, *flags):
-    """Marks fields as set on the command line."""
-    monkeypatch.setattr(command_line, "given_fields", lambda: flags)
 
 
 CLASSIFIERS = {
@@ -114,48 +96,6 @@ def test_an_exported_regression_has_the_scale_of_the_labels_in_its_last_layer(tm
     kernel, bias = (plain.params["head"][name] for name in ("kernel", "bias"))
     np.testing.assert_allclose(found["classifier.weight"], 7 * np.transpose(kernel), rtol=1e-6)
     np.testing.assert_allclose(found["classifier.bias"], 1000 + 7 * bias, rtol=1e-6)
-
-
-@TRUNCATED
-@pytest.mark.parametrize("task", CLASSIFIERS)
-def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path, capsys):
-    """A file and the same table as dicts, with labels."""
-    temperature = {"calibration_temperature": 1.7} if task == "classification" else {}
-    options = CLASSIFIERS[task] | temperature
-    model = write_head(tmp_path, task=task, max_seq_length=23, **options)
-    rng, names = random.Random(0), options["labels"]
-    labels = {
-        "classification": lambda: rng.choice(names),
-        "multi_label": lambda: rng.sample(names, rng.randint(0, 3)),
-        "regression": lambda: round(rng.random(), 3),
-    }[task]
-    rows = [{"key": f"row {i}", "body": text, "y": labels()} for i, text in enumerate(texts(20))]
-    path, config = write_lines(tmp_path / "new.jsonl", rows), text_classification.get_config()
-    columns = {"text": "body", "label": "y", "id": "key"}
-    separator = {"label_separator": "|"} if task == "multi_label" else {}
-    files = {"train": "", "test": path} | separator
-    written = predict(config, model, tmp_path / "run", **files, **columns) / "test.jsonl"
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    check_last_line(result, tmp_path / "run", written, capsys)
-    result, loaded = result["test"], bert_jax.load(model)
-    for table in (path, str(path), rows, iter(rows)):
-        found = loaded.predict(table, **columns)
-        assert found.scores | {"loss": result["loss"]} == pytest.approx(result, rel=1e-4, abs=1e-5)
-        for row, line in zip(found.rows, read_lines(written), strict=True):
-            assert row.keys() == line.keys()
-            probabilities = pytest.approx(line.get("probabilities", {}), abs=1e-5)
-            assert row.get("probabilities", {}) == probabilities
-            for name in row.keys() - {"probabilities"}:
-                is_float = isinstance(line[name], float)
-                assert row[name] == (
-                    pytest.approx(line[name], rel=1e-4) if is_float else line[name]
-                )
-
-
-def check_last_line(result, workdir, predictions, capsys):
-    """Asserts that the last line of the printed result names the file of `predictions`."""
-    main.print_result(result, str(workdir))
-    assert capsys.readouterr().out.splitlines()[-1] == f"Predictions: {predictions}"
 
 
 def test_dividing_the_head_by_its_temperature_calibrates_the_probabilities(tmp_path):
@@ -219,7 +159,7 @@ def test_model_without_such_a_head_predicts_no_tables(tmp_path):
         model.predict([{"text": "the"}])
 
 
-def test_model_saved_from_python_is_accepted_as_init_from(tmp_path):
+def test_model_saved_from_python_predicts(tmp_path):
     written = write_head(tmp_path, task="classification", labels=["no", "yes"], max_seq_length=12)
     model = bert_jax.load(written)
     model.params["head"]["kernel"] *= -1
@@ -237,15 +177,24 @@ def test_model_saved_from_python_is_accepted_as_init_from(tmp_path):
 def test_order_of_glue_classes_comes_from_the_head(labels, tmp_path):
     pairs = list(zip(texts(6), texts(6, seed=1), strict=True))
     (tmp_path / "RTE").mkdir()
-    lines = ["index\tsentence1\tsentence2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(pairs))]
-    (tmp_path / "RTE/test.tsv").write_text("\n".join(lines) + "\n")
-    head = {"task": "classification", "labels": labels, "max_seq_length": 23}
-    model = write_head(tmp_path, **head)
-    config = glue.get_config("rte")
-    config.num_epochs = 0.0
-    written = predict(config, model, tmp_path / "run", directory=tmp_path)
-    found = [line.split("\t")[1] for line in (written / "RTE.tsv").read_text().splitlines()]
-    assert found[1:] == [best.label for best in bert_jax.load(model).classify(pairs)]
+    for split in ("dev", "test"):
+        header = ["index", "sentence1", "sentence2", *(["label"] if split == "dev" else [])]
+        rows = [[str(n), a, b, "entailment"] for n, (a, b) in enumerate(pairs)]
+        lines = ["\t".join(row[: len(header)]) for row in (header, *rows)]
+        (tmp_path / f"RTE/{split}.tsv").write_text("\n".join(lines) + "\n")
+    model = bert_jax.load(write_head(tmp_path, task="classification", labels=labels))
+    model.settings |= {"task": "glue", "data": {"name": "rte"}}
+    model.save(tmp_path / "rte")
+    scores = predict(tmp_path / "rte", tmp_path, tmp_path / "found")
+    expected = [best.label for best in model.classify(pairs)]
+    lines = (tmp_path / "found/RTE.tsv").read_text().splitlines()
+    assert lines == ["index\tprediction", *(f"{n}\t{label}" for n, label in enumerate(expected))]
+    accuracy = sum(label == "entailment" for label in expected) / len(expected)
+    assert scores == {"dev.jsonl": {"accuracy": pytest.approx(accuracy), "examples": 6}}
+    columns = {"text": "a", "text_pair": "b"}  # And a table of one's own.
+    path = write_lines(tmp_path / "new.jsonl", [{"a": a, "b": b} for a, b in pairs])
+    predict(tmp_path / "rte", path, tmp_path / "found.jsonl", columns)
+    assert [line["prediction"] for line in read_lines(tmp_path / "found.jsonl")] == expected
 
 
 TAGGERS = {  # Kind -> task, tags, and what the head was trained with.
@@ -267,7 +216,7 @@ TAGGERS = {  # Kind -> task, tags, and what the head was trained with.
 def test_tags_match_load(kind, length, tmp_path):
     task, labels, options = TAGGERS[kind]
     model = write_head(tmp_path, task=task, labels=labels, max_seq_length=length, **options)
-    assert varies(check_tags(model, tmp_path, kind))
+    assert varies(check_tags(model, tmp_path))
 
 
 IMPORTED = {  # Scheme, which is not stored -> tags.
@@ -281,7 +230,7 @@ IMPORTED = {  # Scheme, which is not stored -> tags.
 @pytest.mark.parametrize("scheme", IMPORTED)
 def test_imported_head_tags_as_load_does(scheme, tmp_path):
     model = write_head(tmp_path, imported=True, task="tagging", labels=IMPORTED[scheme])
-    assert varies(check_tags(model, tmp_path, scheme))
+    assert varies(check_tags(model, tmp_path))
 
 
 def test_entities_of_an_imported_head_with_plain_tags_are_scored(tmp_path):
@@ -289,21 +238,10 @@ def test_entities_of_an_imported_head_with_plain_tags_are_scored(tmp_path):
     sentences = [tuple(text.split()) for text in texts(15)]
     tags = [[word.tag for word in each.words] for each in bert_jax.load(model).tag(sentences)]
     rows = [{"tokens": a, "tags": b} for a, b in zip(sentences, tags, strict=True)]
-    files = {"train": "", "dev": "", "test": write_lines(tmp_path / "new.jsonl", rows)}
-    predict(tagging.get_config(), model, tmp_path / "run", **files)
-    scores = json.loads((tmp_path / "run/result.json").read_text())["test"]
+    path = write_lines(tmp_path / "new.jsonl", [*rows, {"tokens": ["the"], "tags": ["NOUN"]}])
+    scores = predict(model, path, tmp_path / "found.jsonl")["found.jsonl"]
     assert scores["f1"] == scores["strict_f1"] == scores["accuracy"] == 1
-
-
-def test_scheme_none_is_kept_for_an_imported_head_whose_tags_mark_no_entities(tmp_path):
-    labels = ["NOUN", "VERB", "DET"]
-    model = write_head(tmp_path, imported=True, task="tagging", labels=labels)
-    config = tagging.get_config()
-    config.data.scheme = "none"
-    path = write_lines(tmp_path / "new.jsonl", [{"tokens": text.split()} for text in texts(5)])
-    written = predict(config, model, tmp_path / "run", train="", dev="", test=path) / "test.txt"
-    found = {line.split()[1] for line in written.read_text().splitlines() if line}
-    assert found <= set(labels)
+    assert scores["sentences"] == 15  # Not the one with a tag that the head does not have.
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -311,7 +249,7 @@ def test_tags_of_documents_of_several_sentences_match_load(length, tmp_path):
     labels, options = TAGGERS["context"][1:]
     model = write_head(tmp_path, task="tagging", labels=labels, max_seq_length=length, **options)
     documents = [str(number // 4) for number in range(15)]
-    together = check_tags(model, tmp_path, "context", documents)
+    together = check_tags(model, tmp_path, documents)
     assert varies(together)
     loaded = bert_jax.load(model)
     alone = loaded.tag([tuple(text.split()) for text in texts(15)])
@@ -334,17 +272,13 @@ def test_answers_match_load(null_threshold, length, tmp_path):
     options |= {"doc_stride": 5, "max_query_length": 7, "max_answer_length": 4}
     labels = ["start", "end"]
     model = write_head(tmp_path, task="span", labels=labels, max_seq_length=length, **options)
-    check_answers(model, tmp_path, squad.get_config("v1"))
+    check_answers(model, tmp_path)
 
 
 @TRUNCATED
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_imported_head_answers_as_load_does(version, tmp_path):
+def test_imported_head_answers_as_load_does(tmp_path):
     model = write_head(tmp_path, imported=True, task="span", labels=["start", "end"])
-    config, options = squad.get_config(version), {}
-    if version == "v2":  # Nothing in the model says whether it may leave a question unanswered.
-        config.data.null_threshold = options["null_threshold"] = 1.5
-    check_answers(model, tmp_path, config, **options)
+    check_answers(model, tmp_path)
 
 
 @TRUNCATED
@@ -385,129 +319,3 @@ def test_choices_match_load(length, tmp_path):
     lengths = {"max_seq_length": length} if length else {"imported": True}
     model = write_head(tmp_path, task="multiple_choice", labels=["score"], **lengths)
     check_choices(model, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("config", "lengths", "fix"),
-    [
-        (swag.get_config(), {"max_query_length": 5}, "retrieval.py:cross_encoder"),
-        (retrieval.get_config("cross_encoder"), {}, "swag.py"),
-    ],
-)
-def test_head_of_the_other_kind_of_choice_is_refused(config, lengths, fix, tmp_path):
-    head = {"task": "multiple_choice", "labels": ["score"], "max_seq_length": 12}
-    model = write_head(tmp_path, **head, **lengths)
-    config.num_epochs = 0.0
-    with pytest.raises(ValueError, match=rf"not trained for task=.*: use configs/finetune/{fix}"):
-        predict(config, model, tmp_path / "run")
-
-
-# The settings of heads, and for each task fields with values that contradict them. Configurations
-# never set the fields of the second table; flags set the fields of the first.
-HEADS = {
-    "classification": {"max_seq_length": 12, "lstm_size": 8},
-    "multi_label": {"label_separator": "|"},
-    "tagging": {"scheme": "bioes", "document_context": False},
-    "span": {"doc_stride": 5, "max_answer_length": 5, "null_answers": False, "null_threshold": 1.5},
-    "embedding": {"pooling": "cls", "normalize": False, "max_query_length": 6},
-    "feature_based": {"features": "last", "lstm_size": 8},
-}
-FLAGS = {
-    "max_seq_length": ("classification", 32),
-    "data.scheme": ("tagging", "iob1"),
-    "data.doc_stride": ("span", 6),
-    "data.max_answer_length": ("span", 6),
-    "similarity.pooling": ("embedding", "mean"),
-    "similarity.normalize": ("embedding", True),
-    "data.max_query_length": ("embedding", 7),
-    "features": ("feature_based", "embeddings"),
-    "lstm_size": ("feature_based", 4),
-}
-FIELDS = {
-    "data.regression": ("classification", True),
-    "data.label_separator": ("multi_label", ";"),
-    "data.document_context": ("tagging", True),
-    "data.null_answers": ("span", True),
-    "data.null_threshold": ("span", 0.0),
-    "model.lstm_size": ("classification", 4),
-}
-CONFIGS = {
-    "tagging": tagging,
-    "feature_based": feature_based,
-    "span": squad,
-    "embedding": retrieval,
-}
-
-
-@pytest.fixture(scope="module")
-def heads(tmp_path_factory):
-    """Writes each head when it is first needed: task -> its directory."""
-
-    @functools.cache
-    def write(task):
-        directory = tmp_path_factory.mktemp(task)
-        return write_head(directory, task=task, labels=["O", "X"], **HEADS[task])
-
-    return write
-
-
-@pytest.mark.parametrize("field", [*FLAGS, *FIELDS])
-def test_setting_that_contradicts_the_head_is_refused(field, heads, tmp_path, monkeypatch):
-    task, value = (FLAGS | FIELDS)[field]
-    config = CONFIGS.get(task, text_classification).get_config()
-    config.update_from_flattened_dict({field: value})
-    if field in FLAGS:
-        give(monkeypatch, field)
-    message = (
-        rf"--config\.{field}={value}: the head in .* was trained with .*, and must predict with"
-    )
-    with pytest.raises(ValueError, match=message):
-        predict(config, heads(task), tmp_path / "run", train="", test=tmp_path / "new.csv")
-
-
-@pytest.mark.parametrize("imported", [False, True])
-def test_flag_that_equals_the_head_or_that_it_does_not_store_is_used(
-    imported, tmp_path, monkeypatch
-):
-    lengths = {"imported": True} if imported else {"max_seq_length": 12}
-    model = write_head(tmp_path, task="classification", labels=["no", "yes"], **lengths)
-    (tmp_path / "new.csv").write_text("text\nthe river\n")
-    give(monkeypatch, "max_seq_length")
-    config = text_classification.get_config()
-    config.max_seq_length = 12
-    predict(config, model, tmp_path / "run", train="", test=tmp_path / "new.csv")
-    assert json.loads((tmp_path / "run/config.json").read_text())["max_seq_length"] == 12
-
-
-def test_head_of_another_task_is_refused_unless_it_is_to_be_ignored(tmp_path):
-    model = write_head(tmp_path, task="multiple_choice", labels=["score"], max_seq_length=12)
-    path = write_lines(tmp_path / "new.jsonl", [{"query": "king", "negatives": ["old", "river"]}])
-    config = retrieval.get_config("bi_encoder")
-    config.max_seq_length, config.data.max_query_length = 12, 6
-    with pytest.raises(ValueError, match=r"a head for multiple_choice, not for embedding: use the"):
-        predict(config, model, tmp_path / "run", train="", test=path)
-    config.new_head = True
-    predict(config, model, tmp_path / "run", train="", test=path)
-
-
-@pytest.mark.slow
-def test_command_names_its_files_last_and_two_processes_predict_as_one(tmp_path):
-    head = {"task": "classification", "labels": ["no", "yes"], "max_seq_length": 12}
-    model = write_head(tmp_path, **head)
-    rows = [{"text": text, "label": "no"} for text in texts(9)]
-    path = write_lines(tmp_path / "new.jsonl", rows)
-    command = ["bert_jax.finetune", "--config=configs/finetune/text_classification.py"]
-    command += [f"--config.init_from={model}", "--config.data.train=", f"--config.data.test={path}"]
-    scores = []
-    for name, count in (("one", 1), ("two", 2)):
-        with commands.ended(
-            commands.launch(command, tmp_path / name, num_processes=count, devices_per_process=2)
-        ) as started:
-            statuses = commands.finish(started)
-        log = commands.log_of(tmp_path / name).read_text()
-        assert not any(statuses), log[-3000:]
-        printed = [line for line in log.splitlines() if line.startswith("Predictions: ")]
-        assert printed == [f"Predictions: {tmp_path / name / 'predictions/test.jsonl'}"]
-        assert "training step" not in log and "max_seq_length=12" in log
-        scores.append(json.loads((tmp_path / name / "result.json").read_text())["test"])
-    assert scores[0] == pytest.approx(scores[1], rel=1e-4)

@@ -16,14 +16,15 @@ same type. BIOES marks the last word of an entity with E- or, if single, S-; BIL
 IO has plain tags, such as PER, and cannot separate entities of the same type.
 """
 
+import itertools
 import pathlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from absl import logging
 
-from bert_jax.tasks.tables import find_unused_keys, read_objects, read_text
+from bert_jax.tasks.tables import find_unused_keys, iterate_lines, iterate_objects
 from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
 
 SCHEMES = ("iob1", "iob2", "bioes", "bilou", "io")
@@ -63,20 +64,42 @@ def read_sentences(
     `unused` receives the number of lines that have each key which nothing reads.
     Raises FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
+    columns = word_column, tag_column, min_columns
+    return list(iterate_sentences(path, *columns, tags_key, names, known_tags, unused))
+
+
+def iterate_sentences(
+    path: str | pathlib.Path,
+    word_column: int,
+    tag_column: int,
+    min_columns: int,
+    tags_key: str,
+    names: Sequence[str],
+    known_tags: Collection[str],
+    unused: dict[str, int] | None = None,
+) -> Iterator[Sentence]:
+    """Yields the sentences of `read_sentences` one by one; reads a file of columns three times."""
     if pathlib.Path(path).suffix == ".jsonl":
-        return _read_json_lines(path, tags_key, names, {} if unused is None else unused)
-    lines = read_text(pathlib.Path(path), "words and their columns, or a .jsonl file").split("\n")
-    rows = [[] if line.startswith(_DOCUMENT) else _split_columns(line) for line in lines]
+        yield from _iterate_json_lines(path, tags_key, names, {} if unused is None else unused)
+        return
+
+    def read_rows() -> Iterator[tuple[str, list[str]]]:
+        for line in iterate_lines(pathlib.Path(path), "words and their columns, or a .jsonl file"):
+            line = line.removesuffix("\n")
+            yield line, [] if line.startswith(_DOCUMENT) else _split_columns(line)
+
     if pathlib.Path(path).suffix in (".conllu", ".conllup") and word_column == 0:
         fix = "set --config.data.word_column=1 (and tag_column=3 for its parts of speech)"
         raise ValueError(f"{path}: the first column of CoNLL-U numbers the words: {fix}")
     # "#" may be a word; a comment has other columns than the first line that cannot be one.
-    may_be_first = [index for index, row in enumerate(rows) if row and row[0].strip("#")]
-    if not may_be_first:
+    first = None
+    for index, (line, row) in enumerate(read_rows()):
+        if row and row[0].strip("#") and (first is None or not line.startswith("#")):
+            first, num_columns, has_tabs = index, len(row), "\t" in line
+            if not line.startswith("#"):
+                break
+    if first is None:
         raise ValueError(f"{path} holds no words")
-    without_mark = (index for index in may_be_first if not lines[index].startswith("#"))
-    first = next(without_mark, may_be_first[0])
-    num_columns, has_tabs = len(rows[first]), "\t" in lines[first]
     has_tags = num_columns >= min_columns
     columns = (word_column, tag_column) if has_tags else (word_column,)
     for column in columns:
@@ -85,13 +108,20 @@ def read_sentences(
                 f"{path}, line {first + 1}: no column {column} (number of columns: {num_columns}): "
                 "set --config.data.word_column and tag_column, or fix the file"
             )
-    seen = _values_of_words(rows, num_columns, tag_column if has_tags else -1) | set(known_tags)
-    assignments = _values_of_words(rows, num_columns, 2) if num_columns > 3 else set()
-    comments, unsure, tag_of_hashtag = 0, [], {}
-    sentences, document, sentence, separated_otherwise = [], 0, None, []
-    for number, (line, fields) in enumerate(zip(lines, rows, strict=True), start=1):
+    has_marks = any(row and row[0].startswith("#") for _, row in read_rows())
+    seen, assignments = set(known_tags), set()
+    if has_marks:
+        rows = (row for _, row in read_rows())
+        seen |= _values_of_words(rows, num_columns, tag_column if has_tags else -1)
+        if num_columns > 3:
+            assignments = _values_of_words((row for _, row in read_rows()), num_columns, 2)
+    comments, unsure, tag_of_hashtag, others = 0, [], {}, set(known_tags)
+    document, sentence, separated_otherwise = 0, None, []
+    for number, (line, fields) in enumerate(read_rows(), start=1):
         if not fields:
             document += line.startswith(_DOCUMENT)
+            if sentence:
+                yield sentence
             sentence = None
             continue
         is_like_first = len(fields) == num_columns and ("\t" in line) == has_tabs
@@ -120,11 +150,14 @@ def read_sentences(
             if has_tags and re.match("#+[^# ]", fields[0]) and "\t" not in line:
                 tag_of_hashtag[f"line {number}: {line.strip()[:30]!r}"] = fields[tag_column]
             sentence = Sentence([], [], [] if has_tags else None, document, num_columns)
-            sentences.append(sentence)
         sentence.words.append(fields[word_column])
         sentence.lines.append(number)
         if has_tags:
             sentence.tags.append(fields[tag_column])
+            if not fields[word_column].startswith("#"):
+                others.add(fields[tag_column])
+    if sentence:
+        yield sentence
     if comments:
         logging.info("%s: %d comments skipped", path, comments)
     if unsure:
@@ -135,16 +168,10 @@ def read_sentences(
             len(unsure),
             _shown(unsure),
         )
-    others = {
-        tag
-        for sentence in sentences
-        for word, tag in zip(sentence.words, sentence.tags or (), strict=False)
-        if not word.startswith("#")
-    }
     hashtags = [
         place
         for place, tag in tag_of_hashtag.items()
-        if tag not in others | set(known_tags) and not re.fullmatch("[BIESLU]-.+", tag)
+        if tag not in others and not re.fullmatch("[BIESLU]-.+", tag)
     ]
     if hashtags:
         logging.warning(
@@ -164,15 +191,14 @@ def read_sentences(
             len(separated_otherwise),
             _shown(list(map(str, separated_otherwise))),
         )
-    return sentences
 
 
-def _values_of_words(rows: Sequence[Sequence[str]], num_columns: int, column: int) -> set[str]:
+def _values_of_words(rows: Iterable[Sequence[str]], num_columns: int, column: int) -> set[str]:
     """Returns the values of a column in the lines that cannot be comments."""
 
     return {
         row[column]
-        for before, row in zip([[], *rows], rows, strict=False)
+        for before, row in itertools.pairwise(itertools.chain([[]], rows))
         # A line after a word is a word.
         if len(row) == num_columns and (not _is_marked(row) or (before and not _is_marked(before)))
     }
@@ -200,11 +226,13 @@ def _shown(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _read_json_lines(
+def _iterate_json_lines(
     path: str | pathlib.Path, tags_key: str, names: Sequence[str], unused: dict[str, int]
-) -> list[Sentence]:
-    sentences, keys, objects = [], set(), read_objects(path)
-    for values, location in objects:
+) -> Iterator[Sentence]:
+    keys, has_tags, has_words, num_sentences = set(), None, False, 0
+    unread: dict[str, tuple[int, str]] = {}  # Of keys besides those read: how many, and the first.
+    may_be_tags: dict[str, bool] = {}
+    for values, location in iterate_objects(path):
         key = tags_key or _find_tags_key(values, location)
         words, tags = values.get("tokens"), values.get(key)
         if isinstance(tags, list) and tags and all(type(tag) is int for tag in tags):
@@ -223,23 +251,29 @@ def _read_json_lines(
         if tags is not None and len(tags) != len(words):
             lengths = f"the lengths of 'tokens' and {key!r} are {len(words)} and {len(tags)}"
             raise ValueError(f"{location}: {lengths}: give each word one tag")
-        if sentences and (tags is None) != (sentences[0].tags is None):
+        if has_tags not in (None, tags is not None):
             raise ValueError(f"{location}: give all lines {key!r}, or none: only some have them")
+        has_tags, has_words = tags is not None, has_words or bool(words)
         lines = [int(location.rpartition(" ")[2])] * len(words)
         document = values.get("document")
-        sentences.append(Sentence(words, lines, tags, document, location=location))
-    if not any(sentence.words for sentence in sentences):
+        for name in find_unused_keys([(values, location)], {"tokens", "document"}):
+            count, first = unread.get(name, (0, location))
+            unread[name] = count + 1, first
+            may_be_tags[name] = may_be_tags.get(name, True) and _may_be_tags(values, name)
+        num_sentences += 1
+        yield Sentence(words, lines, tags, document, location=location)
+    if not has_words:
         raise ValueError(f"{path} holds no words")
-    for key, (count, location) in find_unused_keys(objects, {"tokens", "document", *keys}).items():
+    for key in sorted(unread.keys() - keys):
+        count, location = unread[key]
         unused[key] = count
-        if not keys and all(_may_be_tags(values, key) for values, _ in objects):
+        if not keys and may_be_tags[key] and count == num_sentences:
             raise ValueError(
                 f"{location}: no 'tags', but {key!r} has a value for each of the 'tokens': set "
                 f"--config.data.tags={key} if these are the tags, or remove it"
             )
     if found := sorted(keys - {"tags", tags_key}):
         logging.info("%s: the tags are those of %s", path, ", ".join(map(repr, found)))
-    return sentences
 
 
 def _may_be_tags(values: Mapping, key: str) -> bool:

@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import operator
 import pathlib
 import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 from absl import logging
@@ -13,8 +16,14 @@ from ml_collections import ConfigDict
 from bert_jax.model import heads
 from bert_jax.tasks import scores, tables
 from bert_jax.tasks.labels import labels_from_config, read_labels
-from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
-from bert_jax.tasks.text_classification import choose_metric, make_split, text_features
+from bert_jax.tasks.task import Outputs, Split, Task, TrainedHead, limit_examples
+from bert_jax.tasks.text_classification import (
+    ClassScores,
+    TextPredictor,
+    choose_metric,
+    make_split,
+    text_features,
+)
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _PAIR = ("sentence1", "sentence2")
@@ -80,10 +89,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     labels = choose_labels(config, dataset)
     columns = (is_tfds and dataset.tfds_texts) or dataset.texts
     classes = labels if dataset.labels else ()
-    names = classes if dataset.submits_label_names else list(map(dataset.labels.index, classes))
-    metrics = {name: getattr(scores, name) for name in dataset.metrics}
-    if "f1" in metrics:  # For class 1 in the files, whatever the order of `labels`.
-        metrics["f1"] = functools.partial(scores.f1, positive=labels.index(dataset.labels[1]))
+    metrics = official_metrics(dataset, labels)
     files, notes = {}, {}
 
     def read(name: str, split: str, submission: str = "") -> Split:
@@ -104,7 +110,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             label_column,
             classes,
             required=split in ("train", *dataset.dev),
-            aliases=_UNLABELED | {str(i): label for i, label in enumerate(dataset.labels)},
+            aliases=label_aliases(dataset),
         )
         records, values = (limit_examples(each, config, split, notes) for each in (records, values))
         texts = [[record.columns[column] for column in columns] for record in records]
@@ -119,11 +125,14 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             return scored
 
         def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
-            with open(directory / f"{submission}.tsv", "w", encoding="utf-8") as stream:
-                stream.write("index\tprediction\n")
-                for record, output in zip(records, outputs, strict=True):
-                    value = names[np.argmax(output)] if names else f"{np.clip(output[0], 0, 5):.3f}"
-                    stream.write(f"{record.id}\t{value}\n")
+            predicted = (
+                {
+                    "id": record.id,
+                    "prediction": classes[np.argmax(output)] if classes else output[0],
+                }
+                for record, output in zip(records, outputs, strict=True)
+            )
+            write_submission(dataset, directory / f"{submission}.tsv", [predicted])
             return scored.write(outputs, directory)
 
         return dataclasses.replace(scored, write=write)
@@ -152,6 +161,39 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes=notes,
         files=files,
     )
+
+
+def official_metrics(dataset: GlueDataset, labels: Sequence[str]) -> dict[str, Callable]:
+    """Returns the metrics of a set, for classes in the order of `labels`."""
+    metrics = {name: getattr(scores, name) for name in dataset.metrics}
+    if "f1" in metrics:  # For class 1 in the files, whatever the order of `labels`.
+        metrics["f1"] = functools.partial(scores.f1, positive=labels.index(dataset.labels[1]))
+    return metrics
+
+
+def label_aliases(dataset: GlueDataset) -> dict[str, str]:
+    """Returns the labels that are written as numbers, and "" for those that mean unknown."""
+    return _UNLABELED | {str(i): label for i, label in enumerate(dataset.labels)}
+
+
+def submission_name(name: str, split: str) -> str:
+    """Returns the name of the file for the benchmark's server, without suffix."""
+    return DATASETS[name].folder + DATASETS[name].submissions[split]
+
+
+def write_submission(
+    dataset: GlueDataset, path: pathlib.Path, blocks: Iterable[Iterable[dict]]
+) -> None:
+    """Writes the file for the benchmark's server: the number or name of a class, or a value."""
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write("index\tprediction\n")
+        for line in itertools.chain.from_iterable(blocks):
+            value = line["prediction"]
+            if not dataset.labels:
+                value = f"{np.clip(value, 0, 5):.3f}"
+            elif not dataset.submits_label_names:
+                value = dataset.labels.index(value)
+            stream.write(f"{line['id']}\t{value}\n")
 
 
 def find_dataset(data: ConfigDict) -> tuple[GlueDataset, bool]:
@@ -201,21 +243,8 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
     A line with too few fields is an error, except in QQP's train and dev files: some lines there
     are damaged and, as in the released code, skipped, and fields after the last column are ignored.
     """
-    lines = tables.read_text(path, "the GLUE download, or the folder of this set").split("\n")
-    has_header = name != "cola" or split == "test"
-    names = lines[0].split("\t") if has_header else _COLA_COLUMNS
-    records, skipped = [], 0
-    for number, line in enumerate(lines[has_header:], start=1 + has_header):
-        fields, location = line.split("\t"), f"{path}, line {number}"
-        if not line.strip():
-            continue
-        if len(fields) >= len(names):
-            records.append(tables.Record(dict(zip(names, fields, strict=False)), location))
-        elif name == "qqp" and split != "test":
-            skipped += 1
-        else:
-            counts = f"expected {len(names)} tab-separated fields, found {len(fields)}"
-            raise ValueError(f"{location}: {counts}")
+    skipped: Counter = Counter()
+    records = list(_iterate_file(path, name, split, skipped))
     if path.name == "msr_paraphrase_train.txt":
         # The original release, split as the benchmark's download script does.
         file = next(path.parent.glob(_DEV_IDS), path.with_name("mrpc_dev_ids.tsv"))
@@ -225,4 +254,93 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
         records = [each for each in records if (pair(each.columns) in dev) == (split == "dev")]
     if not records:
         raise ValueError(f"{path}: {split} of {name} holds no examples")
-    return records, skipped
+    return records, skipped.total()
+
+
+def _iterate_file(
+    path: pathlib.Path, name: str, split: str, skipped: Counter
+) -> Iterator[tables.Record]:
+    """Yields the examples of `_read_file`; counts the others in `skipped`."""
+    has_header = name != "cola" or split == "test"
+    names = _COLA_COLUMNS
+    lines = tables.iterate_lines(path, "the GLUE download, or the folder of this set")
+    for number, line in enumerate(lines, start=1):
+        line = line.removesuffix("\n")
+        fields, location = line.split("\t"), f"{path}, line {number}"
+        if number == 1 and has_header:
+            names = fields
+        elif not line.strip():
+            continue
+        elif len(fields) >= len(names):
+            yield tables.Record(dict(zip(names, fields, strict=False)), location)
+        elif name == "qqp" and split != "test":
+            skipped["lines malformed and skipped"] += 1
+        else:
+            counts = f"expected {len(names)} tab-separated fields, found {len(fields)}"
+            raise ValueError(f"{location}: {counts}")
+
+
+PREDICT_OPTIONS = {"text": "", "text_pair": "", "label": "", "id": "", "header_lines": 1}
+
+
+def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "GluePredictor":
+    """Returns the predictor of a head trained on GLUE, for its files or a table of your own."""
+    name, head = trained.data.get("name"), trained.settings
+    if name not in DATASETS:
+        raise ValueError(f"the model was trained on no GLUE set: it stores data.name={name!r}")
+    dataset = DATASETS[name]
+    text, *text_pair = dataset.texts
+    columns = {"text": text, "text_pair": "".join(text_pair), "label": dataset.label, "id": ""}
+    columns = {**columns, "header_lines": 1, **{option: options[option] for option in given}}
+    metrics = official_metrics(dataset, head["labels"])
+    scores = ClassScores({**head, "task": "glue"} if dataset.labels else head, metrics, {})
+    return GluePredictor(trained, columns, scores, dataset, name, bool(given))
+
+
+class GluePredictor(TextPredictor):
+    """Predicts the files of a set as they are, also into the form that the server expects."""
+
+    def __init__(
+        self,
+        trained: TrainedHead,
+        options: Mapping,
+        scores: ClassScores,
+        dataset: GlueDataset,
+        name: str,
+        is_table: bool,
+    ):
+        super().__init__(trained, options, scores, aliases=label_aliases(dataset))
+        self._dataset, self._name, self._is_table = dataset, name, is_table
+        self.writers[".tsv"] = functools.partial(write_submission, dataset)
+
+    def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+        tests = [(self._name, split) for split in self._dataset.submissions]
+        if self._name == "mnli":
+            tests.append(("ax", "test"))
+        found = [(self._name, split, f"{split}.jsonl") for split in self._dataset.dev]
+        for name, split in tests:
+            found.append((name, split, f"{submission_name(name, split)}.tsv"))
+        found = [(_path(str(directory), name, split), output) for name, split, output in found]
+        found = [(path, output) for path, output in found if path.exists()]
+        if not found:
+            expected = "the GLUE download, or the folder of this set"
+            raise ValueError(f"{directory} has no file of {self._name}: expected {expected}")
+        return found
+
+    def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
+        path = pathlib.Path(path)
+        if self._is_table or path.suffix not in (".tsv", ".txt"):
+            yield from super().read(path)
+            return
+        split = "test" if "test" in path.stem else path.stem
+        number, id_column = 0, None
+        records = _iterate_file(path, self._name, split, self.notes)
+        if path.name == "msr_paraphrase_train.txt":  # Which also holds the training examples.
+            records, _ = _read_file(path, self._name, "dev")
+        for record in records:
+            tables.check_columns([record], self._dataset.texts)
+            id_column = _id_column([record]) if id_column is None else id_column
+            yield record._replace(id=record.columns[id_column] if id_column else str(number))
+            number += 1
+        if not number:
+            raise ValueError(f"{path} holds no examples")

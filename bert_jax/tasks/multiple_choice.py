@@ -2,24 +2,33 @@
 
 import pathlib
 import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data.features import ModelInput
 from bert_jax.data.tfds import tfds_source
 from bert_jax.model import heads
-from bert_jax.tasks import scores
 from bert_jax.tasks.labels import read_labels
+from bert_jax.tasks.scores import accuracy
 from bert_jax.tasks.tables import (
     Record,
+    check_columns,
     drop_blank_rows,
     note_unused_columns,
     read_table,
     with_ids,
     with_split,
 )
-from bert_jax.tasks.task import Split, Task, limit_examples
-from bert_jax.tasks.text_classification import make_split, text_features
+from bert_jax.tasks.task import Outputs, Split, Task, TrainedHead, limit_examples
+from bert_jax.tasks.text_classification import (
+    ClassScores,
+    TextPredictor,
+    make_split,
+    text_features,
+)
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -59,17 +68,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         records, labels = (limit_examples(each, config, split, notes) for each in (records, labels))
         records = with_ids(records, "")
         rows = [record.columns for record in records]
-        # sent2 may be empty, and byte-level BPE encodes a word differently after a space.
-        pairs = [
-            (row["sent1"], f"{row['sent2']} {row[name]}".lstrip())
-            for row in rows
-            for name in ENDINGS
-        ]
+        pairs = [pair for row in rows for pair in pair_with_endings(row)]
         features, truncated = text_features(pairs, labels, tokenizer, config.max_seq_length)
         notes[f"{split} examples truncated"] = truncated
-        empty = [row for row in rows if not all(row[name].strip() for name in ("sent1", *ENDINGS))]
-        notes[f"{split} examples with an empty text"] = len(empty)
-        return make_split(split, features, records, CHOICES, {"accuracy": scores.accuracy})
+        notes[f"{split} examples with an empty text"] = sum(map(has_empty_text, rows))
+        return make_split(split, features, records, CHOICES, {"accuracy": accuracy})
 
     available = {split for split, file in FILES.items() if (folder / file).exists()}
     if is_tfds:
@@ -96,3 +99,47 @@ def check_endings(record: Record) -> None:
         raise ValueError(
             f"{record.location}: {', '.join(more)}: expected the four endings {', '.join(ENDINGS)}"
         )
+
+
+def pair_with_endings(row: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns sent1 with sent2 and each ending."""
+    # sent2 may be empty, and byte-level BPE encodes a word differently after a space.
+    return [(row["sent1"], f"{row['sent2']} {row[name]}".lstrip()) for name in ENDINGS]
+
+
+def has_empty_text(row: Mapping[str, str]) -> bool:
+    return not all(row[name].strip() for name in ("sent1", *ENDINGS))
+
+
+PREDICT_OPTIONS = {"label": "label", "id": "", "header_lines": 1}
+
+
+def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "ChoicePredictor":
+    """Returns the predictor of a head that chooses the ending of a story."""
+    settings = {**trained.settings, "labels": CHOICES}
+    columns = {"text": "sent1", "text_pair": "sent2", **options}
+    scores = ClassScores(settings, {"accuracy": accuracy}, {})
+    trained = trained._replace(settings=settings)
+    return ChoicePredictor(trained, columns, scores, "label" in given, UNLABELED)
+
+
+class ChoicePredictor(TextPredictor):
+    """Chooses endings; a sequence holds one ending, so that an example has four features."""
+
+    def read(self, path: str | pathlib.Path) -> Iterator[Record]:
+        for record in super().read(path):
+            check_columns([record], COLUMNS)
+            check_endings(record)
+            yield record
+
+    def features(self, examples: Sequence[Record]) -> list[ModelInput]:
+        rows = [record.columns for record in examples]
+        pairs = [pair for row in rows for pair in pair_with_endings(row)]
+        self.notes["examples with an empty text"] += sum(map(has_empty_text, rows))
+        length, unknown = self._trained.settings["max_seq_length"], [None] * len(pairs)
+        features, truncated = text_features(pairs, unknown, self._trained.tokenizer, length)
+        self.notes[f"endings truncated to {length} tokens"] += truncated
+        return features
+
+    def describe(self, examples: Sequence[Record], outputs: Outputs) -> list[dict]:
+        return super().describe(examples, list(np.reshape(outputs, (-1, len(ENDINGS)))))

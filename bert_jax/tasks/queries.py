@@ -3,7 +3,7 @@
 import math
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -58,32 +58,55 @@ def read_queries(
     as "negative" or "score": to leave it out would change what is learned and scored.
     """
     objects = tables.read_objects(path)
-    for key, (count, location) in tables.find_unused_keys(objects, QUERY_KEYS).items():
+    for key, count in _find_unused(objects).items():
+        if unused is not None:
+            unused[key] = count
+    queries = [
+        _query(values, location, number, empty_texts)
+        for number, (values, location) in enumerate(objects)
+    ]
+    check_labeled(queries, [query.positive for query in queries], "positive", is_training)
+    return tables.check_unique(queries)
+
+
+def iterate_queries(path: str | pathlib.Path, unused: dict[str, int]) -> Iterator[Query]:
+    """Yields the queries of a JSONL file, which may have a positive; texts may be empty.
+
+    `unused` counts the lines that have each key which nothing reads; see `read_queries`.
+    """
+    for number, (values, location) in enumerate(tables.iterate_objects(path)):
+        for key, count in _find_unused([(values, location)]).items():
+            unused[key] = unused.get(key, 0) + count
+        yield _query(values, location, number, empty_texts=True)
+
+
+def _find_unused(objects: Iterable[tuple[dict, str]]) -> dict[str, int]:
+    """Returns how many objects have each key that is not read. Raises ValueError."""
+    found = tables.find_unused_keys(objects, QUERY_KEYS)
+    for key, (_, location) in found.items():
         words = {word.removesuffix("s") for word in re.split(r"[^a-z]+", key.lower())}
         if key != "scores" and words & _RELEVANCE:  # As written with predictions.
             raise ValueError(
                 f"{location}: {key!r} is not read: write passages that answer the query as "
                 "'positive' (a line for each), others as 'negatives' (a list); otherwise remove it"
             )
-        if unused is not None:
-            unused[key] = count
-    queries = []
-    for values, location in objects:
-        text = text_field(values, "query", location, empty_texts)
-        is_known = values.get("positive") is not None
-        positive = text_field(values, "positive", location) if is_known else None
-        negatives = field({"negatives": []} | values, "negatives", list, location)
-        for each in negatives:
-            text_field({"negative": each}, "negative", location, empty_texts and each is not None)
-        if positive in negatives:
-            raise ValueError(f"{location}: the positive is also one of the negatives: {positive!r}")
-        rank, depth = (_place(values, name, location) for name in ("rank", "depth"))
-        if rank is None:
-            rank = math.inf if "rank" in values else 0
-        name = tables.id_field(values, location, len(queries))
-        queries.append(Query(name, text, positive, tuple(negatives), location, rank, depth))
-    check_labeled(queries, [query.positive for query in queries], "positive", is_training)
-    return tables.check_unique(queries)
+    return {key: count for key, (count, _) in found.items()}
+
+
+def _query(values: dict, location: str, number: int, empty_texts: bool) -> Query:
+    text = text_field(values, "query", location, empty_texts)
+    is_known = values.get("positive") is not None
+    positive = text_field(values, "positive", location) if is_known else None
+    negatives = field({"negatives": []} | values, "negatives", list, location)
+    for each in negatives:
+        text_field({"negative": each}, "negative", location, empty_texts and each is not None)
+    if positive in negatives:
+        raise ValueError(f"{location}: the positive is also one of the negatives: {positive!r}")
+    rank, depth = (_place(values, name, location) for name in ("rank", "depth"))
+    if rank is None:
+        rank = math.inf if "rank" in values else 0
+    name = tables.id_field(values, location, number)
+    return Query(name, text, positive, tuple(negatives), location, rank, depth)
 
 
 def _place(values: dict, name: str, location: str) -> int | None:

@@ -3,9 +3,11 @@
 Questions are read from the official JSON, your own JSONL, or TFDS.
 """
 
+import collections
+import itertools
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -20,7 +22,15 @@ from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evaluate_v2
 from bert_jax.tasks.tables import field, id_field, text_field
-from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
+from bert_jax.tasks.task import (
+    Outputs,
+    Split,
+    Task,
+    TrainedHead,
+    files_with_suffix,
+    limit_examples,
+    write_json_blocks,
+)
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.bounds import AT_LEAST_1, Bounds, check_bounds
 
@@ -191,10 +201,7 @@ def read_questions(
     has_objects = source.startswith("tfds:") or source.endswith(".jsonl")
     objects = tables.read_objects(source, data_dir) if has_objects else _read_json(source)
     if source.endswith(".jsonl"):
-        for key, (count, location) in tables.find_unused_keys(objects, QUESTION_KEYS).items():
-            if key.startswith("answer"):
-                expected = 'a list of {"text": ..., "answer_start": ...}'
-                raise ValueError(f"{location}: {key!r} is not read: write 'answers', {expected}")
+        for key, (count, _) in find_unused(objects).items():
             if unused is not None:
                 unused[key] = count
     questions = [_question(*each, number, empty_texts) for number, each in enumerate(objects)]
@@ -207,6 +214,16 @@ def read_questions(
             fix = "only SQuAD 2.0 allows that: use --config=configs/finetune/squad.py:v2"
             raise ValueError(f"{question.location}: no answer; {fix}")
     return questions
+
+
+def find_unused(objects: Iterable[tuple[dict, str]]) -> dict[str, tuple[int, str]]:
+    """Returns the keys that are not read; raises ValueError for one that says what is right."""
+    found = tables.find_unused_keys(objects, QUESTION_KEYS)
+    for key, (_, location) in found.items():
+        if key.startswith("answer"):
+            expected = 'a list of {"text": ..., "answer_start": ...}'
+            raise ValueError(f"{location}: {key!r} is not read: write 'answers', {expected}")
+    return found
 
 
 def _read_json(path: str) -> Iterator[tuple[dict, str]]:
@@ -244,3 +261,107 @@ def _question(values: dict, location: str, number: int, empty_texts: bool) -> Qu
         answers = ()
     id_ = id_field(values, location, number)
     return Question(id_, question, context, answers, location)
+
+
+PREDICT_OPTIONS: dict[str, object] = {}
+
+
+def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "AnswerPredictor":
+    """Returns the predictor of a head that answers questions."""
+    return AnswerPredictor(trained)
+
+
+class AnswerPredictor:
+    """Answers the questions of files; see `bert_jax.tasks.task.Predictor`."""
+
+    def __init__(self, trained: TrainedHead):
+        self.writers = {".jsonl": write_json_blocks, ".json": write_official}
+        self.notes: dict[str, int] = collections.Counter()
+        self._trained = trained
+        self._config = spans.span_config(trained.settings, trained.max_position_embeddings)
+        self._passages: list[Passage] = []  # Of the block whose features were built last.
+        self._gold: dict[str, list[str]] = {}  # By the number of the question.
+        self._texts: dict[str, str] = {}
+        self._odds: dict[str, float] = {}
+
+    def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+        paths = files_with_suffix(directory, (".json", ".jsonl"))
+        return [(path, f"{path.stem}.jsonl") for path in paths]
+
+    def read(self, path: str | pathlib.Path) -> Iterator[Question]:
+        source = str(path)
+        if source.startswith("tfds:"):
+            objects = tables.read_objects(source, self._trained.data.get("data_dir", ""))
+        else:
+            is_json_lines = source.endswith(".jsonl")
+            objects = tables.iterate_objects(path) if is_json_lines else _read_json(source)
+        is_empty = True
+        for number, (values, location) in enumerate(objects):
+            is_empty = False
+            for key in find_unused([(values, location)]) if source.endswith(".jsonl") else ():
+                self.notes[f"lines with {key!r}, which is not used"] += 1
+            yield _question(values, location, number, empty_texts=True)
+        if is_empty:
+            raise ValueError(f"{source} holds no questions")
+
+    def features(self, examples: Sequence[Question]) -> list[ModelInput]:
+        pairs = [(question.question, question.context) for question in examples]
+        empty = (not all(map(str.strip, pair)) for pair in pairs)
+        self.notes["questions with an empty question or context"] += sum(empty)
+        self._passages = spans.make_passages(pairs, self._trained.tokenizer, self._config)
+        return [window for passage in self._passages for window in passage.features]
+
+    def describe(self, examples: Sequence[Question], outputs: Outputs) -> list[dict]:
+        lines, end = [], 0
+        for question, passage in zip(examples, self._passages, strict=True):
+            start, end = end, end + len(passage.windows)
+            own = outputs[start:end]
+            ranked = spans.best_answers(passage, own, self._config)
+            best = ranked[0]
+            line = {"id": question.id, "question": question.question, "prediction": best.text}
+            line |= {"start": best.start, "end": best.end, "probability": best.probability}
+            line["answers"] = [answer._asdict() for answer in ranked[: spans.N_BEST]]
+            lines.append(line)
+            self._keep(question, passage, own)
+        return lines
+
+    def _keep(self, question: Question, passage: Passage, outputs: Outputs) -> None:
+        """Keeps what the scores need of a question whose answers are known."""
+        if question.answers is None:
+            self.notes["questions without answers, not scored"] += 1
+        elif not question.answers and not self._config.null_answers:
+            self.notes["questions without an answer, which the head always gives, not scored"] += 1
+        else:
+            key = str(len(self._gold))
+            (span,) = spans.best_spans(passage, outputs, self._config.max_answer_length, 1)
+            self._gold[key] = [text for text, _ in question.answers]
+            self._texts[key] = passage.text(span)
+            self._odds[key] = spans.null_span(outputs).score - span.score
+
+    def scores(self) -> dict[str, float]:
+        gold, texts = self._gold, self._texts
+        if not gold:
+            return {}
+        if self._config.null_answers:
+            threshold = self._config.null_threshold
+            texts = {key: "" if self._odds[key] > threshold else texts[key] for key in gold}
+            return evaluate_v2(gold, texts, self._odds) | {"questions": len(gold)}
+        return evaluate_v1(gold, texts) | {"questions": len(gold)}
+
+
+def write_official(path: pathlib.Path, blocks: Iterable[Sequence[dict]]) -> None:
+    """Writes {id: text}, the file that the official script scores. Raises ValueError.
+
+    That is if two questions have one id.
+    """
+    ids: set[str] = set()
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write("{")
+        for line in itertools.chain.from_iterable(blocks):
+            if line["id"] in ids:
+                fix = "make the ids unique, or write a .jsonl file"
+                raise ValueError(f"two questions have the id {line['id']!r}: {fix}")
+            stream.write(",\n" if ids else "\n")
+            ids.add(line["id"])
+            stream.write(f"{json.dumps(line['id'])}: {json.dumps(line['prediction'])}")
+        stream.write("\n}\n")

@@ -1,12 +1,15 @@
 """Word tagging, from CoNLL columns or JSONL: named entities, chunks, parts of speech."""
 
+import collections
 import itertools
 import operator
 import pathlib
 import re
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -17,19 +20,42 @@ from bert_jax.data.features import NO_LABEL, ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.feature_based import FEATURES
 from bert_jax.tasks import scores
-from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, read_sentences
+from bert_jax.tasks.conll import (
+    SCHEMES,
+    Sentence,
+    convert_tags,
+    iterate_sentences,
+    read_sentences,
+)
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import check_empty_texts, files_from_config
-from bert_jax.tasks.tag_sets import check_labels, check_tags, convert_sentences, find_tag_set
+from bert_jax.tasks.tag_sets import (
+    check_labels,
+    check_tags,
+    convert_sentences,
+    find_tag_set,
+    scheme_of_labels,
+)
 from bert_jax.tasks.tagging_scores import (
+    Entity,
     are_plain,
+    count_entities,
     entity_scores,
     find_entities,
     find_runs,
     find_strict_entities,
+    scores_of_counts,
 )
-from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
+from bert_jax.tasks.task import (
+    Outputs,
+    Split,
+    Task,
+    TrainedHead,
+    files_with_suffix,
+    limit_examples,
+    write_json_blocks,
+)
 from bert_jax.tokenizers.characters import BLANK, FORMAT, LETTER_VARIANT, MARKS, SYMBOL_VARIANT
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -352,12 +378,143 @@ def tag_texts(
     tagged = []
     for text, spans in split:
         words = [TaggedWord(text[i:j], *next(tags)) for i, j in spans]
-        entities = []
         found = [] if scheme == "none" else find([word.tag for word in words])
-        for entity in found:
-            start, end = spans[entity.start][0], spans[entity.end - 1][1]
-            members = words[entity.start : entity.end]
-            probability = statistics.fmean(word.probability for word in members)
-            entities.append(TaggedEntity(entity.type, text[start:end], start, end, probability))
-        tagged.append(Tagging(words, entities))
+        tagged.append(Tagging(words, describe_entities(found, words, text, spans)))
     return tagged
+
+
+def describe_entities(
+    entities: Iterable[Entity],
+    words: Sequence[TaggedWord],
+    text: str,
+    spans: Sequence[tuple[int, int]],
+) -> list[TaggedEntity]:
+    """Returns entities with their text and probability; `spans` are the characters of words."""
+    described = []
+    for entity in entities:
+        start, end = spans[entity.start][0], spans[entity.end - 1][1]
+        members = words[entity.start : entity.end]
+        probability = statistics.fmean(word.probability for word in members)
+        described.append(TaggedEntity(entity.type, text[start:end], start, end, probability))
+    return described
+
+
+PREDICT_OPTIONS = {"word_column": 0, "tag_column": -1, "tags": ""}
+
+
+def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "TagPredictor":
+    """Returns the predictor of a head that tags words."""
+    return TagPredictor(trained, options)
+
+
+class TagPredictor:
+    """Tags the words of files of columns or JSONL; see `bert_jax.tasks.task.Predictor`.
+
+    An example is a sentence, or for a head with document_context a document, in a list.
+    """
+
+    def __init__(self, trained: TrainedHead, options: Mapping):
+        head = trained.settings
+        self.writers = {".jsonl": write_json_blocks, ".txt": write_columns, ".conll": write_columns}
+        self.notes: dict[str, int] = collections.Counter()
+        self._trained, self._options = trained, options
+        self._labels = tuple(head["labels"])
+        self._scheme = head.get("scheme") or scheme_of_labels(self._labels)
+        self._document_context = bool(head.get("document_context"))
+        self._positions: list[np.ndarray] = []  # Of the block whose features were built last.
+        self._find = find_runs if are_plain(self._labels) else find_entities
+        self._counts = [(Counter(), Counter(), Counter()) for _ in range(2)]  # Loose and strict.
+        self._num_scored = self._num_words = self._num_correct = 0
+
+    def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+        paths = files_with_suffix(directory, (".txt", ".conll", ".conllu", ".tsv", ".jsonl"))
+        return [(path, f"{path.stem}.jsonl") for path in paths]
+
+    def read(self, path: str | pathlib.Path) -> Iterator[list[Sentence]]:
+        word_column, tag_column, tags_key = (self._options[name] for name in PREDICT_OPTIONS)
+        sentences = iterate_sentences(
+            path, word_column, tag_column, 2, tags_key, self._labels, self._labels
+        )
+        if not self._document_context:
+            yield from ([sentence] for sentence in sentences)
+            return
+        for _, document in itertools.groupby(sentences, operator.attrgetter("document")):
+            yield list(document)
+
+    def features(self, examples: Sequence[list[Sentence]]) -> list[ModelInput]:
+        features, self._positions = [], []
+        for document in examples if self._document_context else [list(chain(*examples))]:
+            unlabeled = [sentence._replace(tags=None) for sentence in document]
+            self.notes["sentences without words"] += sum(not each.words for each in unlabeled)
+            found, positions, counts = tagging_features(
+                unlabeled,
+                self._labels,
+                self._trained.tokenizer,
+                self._trained.settings["max_seq_length"],
+                self._document_context,
+            )
+            features += found
+            self._positions += positions
+            self.notes["words truncated"] += counts["words truncated"]
+        return features
+
+    def describe(self, examples: Sequence[list[Sentence]], outputs: Outputs) -> list[dict]:
+        tags, lines = best_tags(outputs, self._positions, self._labels), []
+        for sentence in chain(*examples):
+            text, spans = split_words(sentence.words)
+            words = [TaggedWord(word, *next(tags)) for word in sentence.words]
+            predicted = [word.tag for word in words]
+            line = {"tokens": sentence.words, "prediction": predicted}
+            if sentence.tags is not None:
+                line["tags"] = sentence.tags
+                self._score(predicted, sentence.tags)
+            line["probabilities"] = [word.probability for word in words]
+            if self._scheme != "none":
+                entities = describe_entities(self._find(predicted), words, text, spans)
+                line["entities"] = [entity._asdict() for entity in entities]
+            lines.append(line)
+        return lines
+
+    def _score(self, predicted: list[str], tags: list[str]) -> None:
+        """Adds a sentence to the scores, if the head has all of its tags."""
+        expected = list(tags)
+        if self._scheme != "none" and not (are_plain(tags) and self._scheme != "io"):
+            find = find_runs if are_plain(tags) else find_entities
+            expected = convert_tags(tags, self._scheme, find)
+        if not set(expected) <= set(self._labels):
+            self.notes["sentences with a tag that the head does not have, not scored"] += 1
+            return
+        self._num_scored += 1
+        self._num_words += len(expected)
+        self._num_correct += sum(map(operator.eq, predicted, expected))
+        if self._scheme != "none":
+            loose, strict = self._counts
+            if self._scheme == "io":  # Any sequence of plain tags is legal.
+                for counts in self._counts:
+                    count_entities(counts, find_runs(predicted), find_runs(expected))
+                return
+            count_entities(loose, find_entities(predicted), find_entities(expected))
+            legal = (find_strict_entities(tags, self._scheme) for tags in (predicted, expected))
+            count_entities(strict, *legal)
+
+    def scores(self) -> dict[str, float]:
+        if not self._num_scored:
+            return {}
+        scores = {"accuracy": self._num_correct / max(self._num_words, 1)}
+        if self._scheme != "none":
+            loose, strict = map(scores_of_counts, self._counts)
+            scores = loose | {"strict_f1": strict["f1"]} | scores
+        return scores | {"sentences": self._num_scored}
+
+
+def write_columns(path: pathlib.Path, blocks: Iterable[Sequence[dict]]) -> None:
+    """Writes each word, its tag if known and the predicted tag in a line, separated by tabs.
+
+    A blank line ends each sentence.
+    """
+    with open(path, "w", encoding="utf-8") as stream:
+        for line in chain.from_iterable(blocks):
+            names = ("tokens", "tags", "prediction")
+            for fields in zip(*(line[name] for name in names if name in line), strict=True):
+                stream.write("\t".join(fields) + "\n")
+            stream.write("\n")

@@ -88,6 +88,10 @@ def find_strict_entities(tags: Sequence[str], scheme: str = "iob2") -> list[Enti
     return entities
 
 
+EntityCounts = tuple[Counter, Counter, Counter]
+"""Predicted, expected and correct entities: "" counts all, and "/TYPE" those of a type."""
+
+
 def entity_scores(
     predicted: Sequence[Sequence[str]],
     expected: Sequence[Sequence[str]],
@@ -98,14 +102,26 @@ def entity_scores(
     `find` finds the entities in the tags of a sentence. An entity is correct if its type and both
     ends are. 0 / 0 is 0, as in conlleval.
     """
-    counts = Counter(), Counter(), Counter()  # By suffix: predicted, expected, correct.
+    counts = Counter(), Counter(), Counter()
     for predicted_tags, expected_tags in zip(predicted, expected, strict=True):
         if len(predicted_tags) != len(expected_tags):
             lengths = f"{len(expected_tags)} and {len(predicted_tags)}"
             raise ValueError(f"expected a tag for each word; their numbers are {lengths}")
-        entities = set(find(predicted_tags)), set(find(expected_tags))
-        for count, members in zip(counts, (*entities, set.intersection(*entities)), strict=True):
-            count.update(suffix for entity in members for suffix in ("", f"/{entity.type}"))
+        count_entities(counts, find(predicted_tags), find(expected_tags))
+    return scores_of_counts(counts)
+
+
+def count_entities(
+    counts: EntityCounts, predicted: Iterable[Entity], expected: Iterable[Entity]
+) -> None:
+    """Adds the entities of a sentence to `counts`."""
+    entities = set(predicted), set(expected)
+    for count, members in zip(counts, (*entities, set.intersection(*entities)), strict=True):
+        count.update(suffix for entity in members for suffix in ("", f"/{entity.type}"))
+
+
+def scores_of_counts(counts: EntityCounts) -> dict[str, float]:
+    """Computes the scores of `entity_scores`."""
     scores = {}
     for suffix in sorted({"", *counts[0], *counts[1]}):
         num_predicted, num_expected, num_correct = (count[suffix] for count in counts)

@@ -121,15 +121,15 @@ class Predictor(Protocol):
 
     Attributes:
       writers: of each suffix that an output may have, the function (path, blocks) that writes the
-        predictions of all blocks, as `describe` returns them; files in a folder get the first.
+        predictions of all blocks, as `describe` returns them.
       notes: counts of what is unusual in the examples so far, for the log.
     """
 
     writers: Mapping[str, Callable[[pathlib.Path, Iterable[Sequence[Any]]], None]]
     notes: dict[str, int]
 
-    def find_inputs(self, directory: pathlib.Path) -> Sequence[pathlib.Path]:
-        """Returns the files of a folder that can be predicted."""
+    def find_inputs(self, directory: pathlib.Path) -> Sequence[tuple[pathlib.Path, str]]:
+        """Returns the files of a folder that can be predicted, and the names of the outputs."""
 
     def read(self, path: str | pathlib.Path) -> Iterator[Any]:
         """Yields the examples of a file one by one. Raises ValueError or OSError."""

@@ -440,8 +440,9 @@ class TextPredictor:
         self._labels = () if head["task"] == "regression" else head["labels"]
         self._texts = tuple(filter(None, (options["text"], options["text_pair"])))
 
-    def find_inputs(self, directory: pathlib.Path) -> list[pathlib.Path]:
-        return files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
+    def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+        paths = files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
+        return [(path, f"{path.stem}.jsonl") for path in paths]
 
     def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
         label, column = self._options["label"], self._options["id"]

@@ -131,7 +131,7 @@ def test_tagging(weights, tmp_path):
     ]
     path = write_lines(tmp_path / "train.jsonl", rows)
     model = train(tagging.get_config(), weights, tmp_path / "trained", train=path, dev=path)
-    check_tags(model, tmp_path, "iob2")
+    check_tags(model, tmp_path)
 
 
 def test_spans(weights, tmp_path):
@@ -149,7 +149,7 @@ def test_spans(weights, tmp_path):
     config = squad.get_config("v1")
     config.data.doc_stride, config.data.max_query_length = 5, 7
     model = train(config, weights, tmp_path / "trained", train=path, dev=path)
-    check_answers(model, tmp_path, squad.get_config("v1"))
+    check_answers(model, tmp_path)
 
 
 def test_multiple_choice(weights, tmp_path):
