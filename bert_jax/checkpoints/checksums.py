@@ -1,7 +1,7 @@
-"""The CRC-32 of each file of a checkpoint: written with it, compared when it is read.
+"""Writes the CRC-32 of each file of a checkpoint, and compares it when the checkpoint is read.
 
-OCDBT, in which Orbax stores arrays, has checksums of its index but not of the values; a changed bit
-of a value would be read as another number.
+Orbax stores arrays in OCDBT, which has checksums of its index but not of the values: without those
+here, a flipped bit of a value would be read as another number.
 """
 
 import json
@@ -27,10 +27,10 @@ def file_checksum(path: pathlib.Path) -> str:
 
 
 def write_checksums(directory: pathlib.Path) -> None:
-    """Writes `checksums.json`: reads back every file of the items of a checkpoint.
+    """Reads back every file of a checkpoint's items and writes `checksums.json`.
 
-    Orbax writes two files beside them later, which no reader depends on: _CHECKPOINT_METADATA, with
-    the time, and commit_success.txt, whose presence says that the checkpoint is complete.
+    Two files that Orbax writes later are not included, because no reader needs their content:
+    _CHECKPOINT_METADATA, with the time, and commit_success.txt, which marks a complete checkpoint.
     """
     names = [
         f"{item.name}/{name}"
@@ -45,7 +45,7 @@ def write_checksums(directory: pathlib.Path) -> None:
 
 
 def _walk(directory: pathlib.Path) -> Iterator[str]:
-    """Yields the paths of the files below a directory, relative to it; as for a bucket, no glob."""
+    """Yields the relative paths of all files below a directory, which may be on a bucket."""
     for entry in directory.iterdir():
         if entry.is_dir():
             yield from (f"{entry.name}/{name}" for name in _walk(entry))
@@ -54,9 +54,10 @@ def _walk(directory: pathlib.Path) -> Iterator[str]:
 
 
 def read_checksums(directory: pathlib.Path) -> dict[str, str]:
-    """Returns the CRC-32 of each file, by its path in the checkpoint; none if it is an older one.
+    """Returns the CRC-32 of each file, by its path in the checkpoint.
 
-    Raises CheckpointError if they are damaged.
+    Returns an empty dict for a checkpoint that was written without checksums. Raises
+    CheckpointError if `checksums.json` is damaged.
     """
     path = directory / CHECKSUMS
     try:
@@ -76,8 +77,13 @@ def check_files(
 ) -> None:
     """Compares the files of a checkpoint with their checksums, if it has any.
 
-    Only those of `items`, such as ("params",), if given, and of them every n-th from the k-th for
-    the share (k, n) of one of several processes. Raises CheckpointError for the first that differs.
+    Args:
+      directory: the checkpoint.
+      items: the items whose files are checked, such as ("params",); () for all.
+      share: (process index, number of processes); each process checks its share of the files.
+
+    Raises:
+      CheckpointError: for the first file that cannot be read or differs.
     """
     checksums = read_checksums(directory)
     names = [name for name in checksums if not items or name.split("/")[0] in items]
@@ -89,6 +95,6 @@ def check_files(
             raise CheckpointError(f"{path} cannot be read: {error}; {_ADVICE}") from error
         if found != checksums[name]:
             raise CheckpointError(
-                f"{path} is damaged: its CRC-32 is {found}, and was {checksums[name]} when it was "
+                f"{path} is damaged: its CRC-32 is {found}, but was {checksums[name]} when it was "
                 f"written; {_ADVICE}"
             )

@@ -92,9 +92,9 @@ def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> di
 
 
 def _with_target_scale(params: Mapping, head: Mapping) -> tuple[Mapping, dict]:
-    """Returns parameters that give the outputs of a regression, and its settings without a scale.
+    """Folds the target scale of a regression into its last dense layer.
 
-    transformers has no scale of its own: it becomes part of the last dense layer.
+    transformers has no such scale. Returns the parameters, and the settings of the head without it.
     """
     if "target_std" not in head:
         return params, dict(head)

@@ -1,7 +1,7 @@
 """Reads `flax_model.msgpack`, the weights of the Flax models that transformers 4 had.
 
-The file is a tree of named arrays, as `flax.serialization.to_bytes` writes it. Names are PyTorch's
-but for the last part, and layers are numbered: "bert/encoder/layer/0/output/dense/kernel".
+The file is a tree of named arrays, as `flax.serialization.to_bytes` writes it. A name differs from
+PyTorch's only in its last part: "bert/encoder/layer/0/output/dense/kernel".
 """
 
 import os
@@ -15,7 +15,7 @@ import numpy as np
 from bert_jax.runtime.model_files import check_not_pointer
 
 _KERNEL, _CHUNKED = "kernel", "__msgpack_chunked_array__"
-# Last parts of names in Flax that PyTorch calls "weight". A kernel is its transpose.
+# Last parts of Flax's names that are "weight" in PyTorch. A kernel is the transpose of the weight.
 _WEIGHTS = (_KERNEL, "scale", "embedding")
 # First bytes of msgpack's maps and of its extension types, one of which is an array.
 _MAP_BYTES = (*range(0x80, 0x90), 0xDE, 0xDF)
@@ -25,18 +25,17 @@ _EXTENSION_BYTES = (0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9))
 def torch_name(path: str) -> str:
     """Returns PyTorch's name of an array: "bert/pooler/dense/kernel" -> "bert.pooler.dense.weight".
 
-    `params/`, which stands before all names where a program saved all of a model's variables, is
-    removed.
+    Removes the prefix `params/`, which all names have if all variables of a model were saved.
     """
     *modules, leaf = path.removeprefix("params/").split("/")
     return ".".join([*modules, "weight" if leaf in _WEIGHTS else leaf])
 
 
 def read_flax(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns what reads each array, transposed if it is a kernel, by its path in the tree.
+    """Returns a function that reads each array, by its path in the tree; kernels are transposed.
 
-    Finds out where the arrays are without keeping them. Raises ValueError, naming the file, if it
-    is damaged or holds anything but arrays.
+    Locates the arrays without keeping them in memory. Raises ValueError, naming the file, if it is
+    damaged or holds anything but arrays.
     """
     check_not_pointer(path)
     with open(path, "rb") as file:
@@ -63,7 +62,7 @@ def read_flax(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
 def _find_arrays(
     unpacker: msgpack.Unpacker, file: int, path: str
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the path of each array of a tree, and where in the file it begins and ends."""
+    """Yields the path of each array of a tree, and the offsets of its start and end in the file."""
     start = unpacker.tell()
     first = os.pread(file, 1, start)
     if not first:
@@ -90,12 +89,13 @@ def _find_arrays(
 
 
 def _read_array(path: pathlib.Path, name: str, start: int, end: int) -> np.ndarray:
+    """Reads one array from the bytes `start` to `end`. Raises ValueError if they are damaged."""
     with open(path, "rb") as file:
         file.seek(start)
         content = file.read(end - start)
     try:
         array = flax.serialization.msgpack_restore(content)
-    except Exception as error:  # Errors of many types, for sizes or dtypes that are not right.
+    except Exception as error:  # A wrong size or dtype raises errors of many types.
         raise ValueError(f"{path.name} is damaged: {name}: {error}") from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path.name}: {name} is of type {type(array).__name__}, not an array")

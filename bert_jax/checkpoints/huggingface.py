@@ -174,7 +174,7 @@ def params_from_huggingface(
 ) -> tuple[dict, parameters.LoadReport]:
     """Converts the state dict of a model to a parameter tree, with a task's `head` if given.
 
-    Looks up one tensor at a time, which may be read only then. Returns and raises as
+    Looks up one tensor at a time, because `tensors` may read them lazily. Returns and raises as
     `read_parameters`; also raises ValueError if the decoder is not tied.
     """
     family, stored_names = FORMATS[config.family], {}
@@ -195,7 +195,7 @@ def params_from_huggingface(
             raise ValueError(
                 f"tensor {copy}: expected a copy of {original}, values differ: the output layer of "
                 "the masked-LM head is not tied to the embeddings (tie_word_embeddings in "
-                "config.json), and here it always is. To read the encoder alone, save it from "
+                "config.json), which is not supported. To read the encoder alone, save it with "
                 "transformers: AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR)"
             )
     params, report = parameters.read_parameters(
@@ -252,12 +252,12 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     model = parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
     limit = read_optional(encoder / TOKENIZER_CONFIG).get("model_max_length")
     if isinstance(limit, int) and 2 < limit < config.max_position_embeddings:
-        model.settings["trained_length"] = limit  # What its authors say of it.
+        model.settings["trained_length"] = limit  # As the model's authors state it.
     return model
 
 
 def _check_code_and_adapters(values: Mapping) -> None:
-    """Raises ValueError for what changes a model and is stored beside its architecture."""
+    """Raises ValueError for adapters or custom code, which change what a model computes."""
     if names := (values.get("adapters") or {}).get("adapters"):
         raise ValueError(
             f"config.json: the model has the adapters {', '.join(names)}, which are not read: "

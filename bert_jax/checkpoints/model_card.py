@@ -57,7 +57,7 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     on_hub = re.search(r"models--([\w.-]+?)--([\w.-]+)", base)
     results = _eval_results(pipeline_tag, settings, result, "discriminator" in params)
     languages = settings.get("languages", ())
-    # English is also what a corpus has for which no language was given.
+    # English is also the default of a corpus whose language was not given.
     is_known = languages and not {None, "en"} & {*languages}
     data = ModelCardData(
         license="unknown",
@@ -144,7 +144,7 @@ def _dataset(split: str, settings: Mapping) -> str:
 
 
 def _training(settings: Mapping) -> list[str]:
-    """Returns what the card lists: the phases of pre-training, and settings of the run."""
+    """Returns the lines that list the phases of pre-training and the settings of the run."""
     phases = _phases(settings)
     replaced = ("corpus", "max_seq_length", "batch_size", "num_steps") if phases else ()
     values = {

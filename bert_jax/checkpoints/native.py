@@ -4,7 +4,7 @@
 (JSON: the run's settings) and `vocabulary` (JSON).
 Writing is asynchronous and atomic: a directory under its final name is complete. On a bucket, where
 renaming a directory copies it, one with `commit_success.txt`, which Orbax writes last, is complete.
-Before that, what was written is read back: the shapes of all arrays, and all files for checksums.
+Before that, everything written is read back: the shapes of all arrays, and each file's checksum.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer, tokenizer_from_bytes
 
 CHUNKS_PER_READ = 2
 COMMIT = "commit_success.txt"
-# Orbax reads the first three as patterns, TensorStore a backslash as a slash, and etils :/ as an
-# address; TensorStore takes only Unicode.
+# Orbax reads the first three as patterns, TensorStore a backslash as a slash, and etils :/ as a
+# URL; TensorStore accepts only valid Unicode.
 MISREAD = re.compile(r"[*?[\\]|:(/|$)|[\ud800-\udfff]")
 
 
@@ -62,7 +62,7 @@ class Checkpointer:
     ):
         """Removes unfinished checkpoints of earlier runs; on a bucket, `save` and `wait` do.
 
-        Without `checksums`, for which every file is read once more, none are written or compared.
+        `checksums` says whether checksums are written and compared, which reads each file twice.
         """
         self.directory = absolute(workdir) / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
@@ -124,7 +124,7 @@ class Checkpointer:
             _checkpoint_errors(f"{directory} could not be restored", lambda: advice),
             plain_path(directory) as plain,
         ):
-            if self._checksums:  # Before Orbax's processes begin to wait for each other.
+            if self._checksums:  # Before Orbax's restore, in which processes wait for each other.
                 with distributed.raise_on_all_processes():
                     check_files(directory, share=(jax.process_index(), jax.process_count()))
             restored = self._checkpointer.restore(plain, args=items)
@@ -147,7 +147,7 @@ class Checkpointer:
 
 
 class _Handler(ocp.CompositeCheckpointHandler):
-    """Reads back what was written, before Orbax says that it is complete."""
+    """Reads back what was written, before Orbax marks the checkpoint as complete."""
 
     def __init__(self, checksums: bool = True):
         super().__init__()
@@ -170,9 +170,9 @@ class _Items(ocp.args.Composite):
 
 @contextlib.contextmanager
 def plain_path(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a path to `directory` in which libraries take each character for itself.
+    """Yields a path to `directory` without the characters of MISREAD, which libraries misread.
 
-    That is a symbolic link to it if its own path has others. It need not exist yet.
+    This is a temporary symbolic link if its own path has any. `directory` need not exist yet.
     """
     if is_bucket(directory) or not MISREAD.search(str(directory)):
         yield directory
@@ -184,14 +184,14 @@ def plain_path(directory: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def checked(directory: pathlib.Path, items: Collection[str]) -> Iterator[None]:
+def checking_files(directory: pathlib.Path, items: Collection[str]) -> Iterator[None]:
     """Compares files with their checksums in another thread, while the caller reads them."""
     with concurrent.futures.ThreadPoolExecutor(1, "checksums") as executor:
         check = executor.submit(check_files, directory, items)
         try:
             yield
         finally:
-            check.result()  # Raises in place of what reading raised, which says less.
+            check.result()  # Its error replaces that of the reader, which says less.
 
 
 def remove_checkpoint(directory: pathlib.Path) -> None:
@@ -277,8 +277,8 @@ def write_checkpoint(
             checkpointer.save(parent / directory.name, args=items)
             return
         if directory.exists():
-            raise FileExistsError("it exists already")
-        # Under another name first, as Orbax would read its own as a pattern.
+            raise FileExistsError("it already exists")
+        # Written under another name first, because Orbax would read this one as a pattern.
         unfinished = stack.enter_context(
             tempfile.TemporaryDirectory(prefix=".bert_jax-", dir=directory.parent)
         )
@@ -347,8 +347,8 @@ def load_checkpoint(
     """Loads parameters, settings and tokenizer, the parameters onto the default device.
 
     `path` is as in `find_checkpoint`; `get_abstract_params(settings)` returns the expected tree of
-    shapes and dtypes of the parameters. Without `verify_checksums`, the files that hold the
-    parameters are read only once. Raises FileNotFoundError or CheckpointError.
+    shapes and dtypes of the parameters. Without `verify_checksums`, the files of the parameters are
+    not compared with their checksums. Raises FileNotFoundError or CheckpointError.
     """
     directory = find_checkpoint(path)
     settings = load_settings(directory)
@@ -359,7 +359,7 @@ def load_checkpoint(
         )
     with (
         reading(directory),
-        checked(directory, ("params",)) if verify_checksums else contextlib.nullcontext(),
+        checking_files(directory, ("params",)) if verify_checksums else contextlib.nullcontext(),
     ):
         tokenizer = _load_tokenizer(directory)
         params = read_arrays(
@@ -374,7 +374,7 @@ def _load_tokenizer(directory: pathlib.Path) -> Tokenizer:
     content = base64.b64decode(vocabulary["base64"])
     tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
     if tokenizer.sha256 != vocabulary["sha256"]:
-        raise ValueError("vocabulary/metadata: the vocabulary has another SHA-256 than is stored")
+        raise ValueError("vocabulary/metadata: the vocabulary does not match its stored SHA-256")
     return tokenizer
 
 
@@ -411,7 +411,7 @@ def read_arrays(
 
 
 def _array_metadata(item: pathlib.Path) -> tuple[list, jax.tree_util.PyTreeDef]:
-    """Returns name, shape and dtype of the arrays of an item as they were to be written."""
+    """Returns the name, shape and dtype of each array of an item, as declared in its metadata."""
     # A Checkpointer would wait for the other processes of a run.
     return jax.tree.flatten(ocp.PyTreeCheckpointHandler().metadata(item).tree)
 
@@ -419,7 +419,7 @@ def _array_metadata(item: pathlib.Path) -> tuple[list, jax.tree_util.PyTreeDef]:
 def _check_shapes(
     item: pathlib.Path, stored: dict, expected: dict | None, modules: Sequence[str]
 ) -> None:
-    """Raises ValueError unless the arrays of an item are those of `read_arrays`."""
+    """Raises ValueError unless the stored arrays are those that `read_arrays` expects."""
     expected = stored if expected is None else flax.traverse_util.flatten_dict(expected, sep=".")
     unknown = [module.replace("/", ".") + "." for module in modules]
     unknown = tuple(m for m in unknown if not any(name.startswith(m) for name in expected))
@@ -447,7 +447,7 @@ def _open_arrays(
 
 
 def _check_written(item: pathlib.Path) -> None:
-    """Raises ValueError unless the arrays of an item have all parts of what was to be written."""
+    """Raises ValueError unless each array of an item has its declared shape, dtype and chunks."""
     leaves, _ = _array_metadata(item)
     database = {"driver": "ocdbt", "base": _kvstore(item)}
     keys = tensorstore.KvStore.open(database).result().list().result()
@@ -459,7 +459,7 @@ def _check_written(item: pathlib.Path) -> None:
         expected = 1 + math.prod(-(-size // chunk) for size, chunk in chunks)  # With .zarray.
         found = store.dtype.numpy_dtype, store.shape, parts[leaf.name]
         if found != (np.dtype(leaf.dtype), tuple(leaf.shape), expected):
-            raise ValueError(f"{item.name}: {leaf.name} was not written completely")
+            raise ValueError(f"{item.name}: {leaf.name} was not completely written")
 
 
 def _kvstore(item: pathlib.Path) -> dict[str, str]:

@@ -44,13 +44,13 @@ class StoredTensor(NamedTuple):
         return "{layer}" in self.name
 
     def names(self, shape: tuple[int, ...]) -> list[str]:
-        """Returns the names of all tensors of a parameter of this shape."""
+        """Returns the names of all tensors that make up a parameter of the given shape."""
         if not self.is_stacked:
             return [self.name]
         return [self.name.format(layer=layer) for layer in range(shape[0])]
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of each tensor of a parameter of this shape."""
+        """Returns the shape of each tensor that makes up a parameter of the given shape."""
         if self.is_stacked:
             shape = shape[1:]
         if self.num_rows is not None:
@@ -136,7 +136,7 @@ def hint_for_unexpected(report: LoadReport) -> str:
     unused, loaded = layers
     if unused and loaded and min(unused) > max(loaded):
         return (
-            f"the file has {max(unused) + 1} layers, and config.json says {max(loaded) + 1} "
+            f"the file has {max(unused) + 1} layers, but config.json says {max(loaded) + 1} "
             "(num_hidden_layers): correct it, unless the last layers were dropped on purpose"
         )
     if any(re.search(r"(^|\.)(layer|embeddings|albert_layers)\.", name) for name in names[0]):
@@ -158,10 +158,10 @@ def model_settings(config, params: Mapping) -> dict:
 
 
 def trained_length(settings: Mapping) -> int | None:
-    """Returns the length in tokens up to which a model's positions were trained; None: unknown.
+    """Returns the number of tokens up to which positions were trained; None if unknown.
 
-    Checkpoints from before it was stored have the sizes of their corpora, but not what the weights
-    had that they started from.
+    Older checkpoints do not store it: it follows from the sizes of their corpora, unless they
+    started from other weights, of which they store no length.
     """
     if "trained_length" in settings:
         return settings["trained_length"]
@@ -209,8 +209,8 @@ def read_parameters(
     """Builds the parameter tree, without the optional parts that the file lacks, and a report.
 
     The tree has float32 arrays on the default device, with zeros as vocabulary padding. Reads one
-    tensor at a time, largest parameter first, so that on a CPU little more memory is needed than
-    for the parameters. Raises ValueError if a tensor is missing or has the wrong shape.
+    tensor at a time, largest parameter first, so that a CPU needs little more memory than the
+    parameters take. Raises ValueError if a tensor is missing or has the wrong shape.
 
     Args:
       stored_names: name of a tensor -> its name in the file.
@@ -257,24 +257,27 @@ def read_parameters(
 
 
 def _similar_name(name: str, stored: Iterable[str]) -> str:
-    """Names the tensor of a file that is most like a missing one, and a prefix to be removed."""
-    # Where an encoder is a part of a model, the end of the name is the same.
+    """Describes the stored tensor whose name is most similar to a missing one, and a fix.
+
+    The fix is given if the stored name only has a prefix that the missing one has not.
+    """
+    # If the encoder is part of a larger model, only the beginning of its names differs.
     tails = [name.split(separator, 1)[-1] for separator in "./"]
     ends = [each for each in stored for tail in tails if tail != name and each.endswith(tail)]
     similar = min(ends, key=len) if ends else "".join(difflib.get_close_matches(name, stored, 1, 0))
     if not similar:
-        return ", and no others"
+        return "; the file holds no tensors"
     for each in (name, *tails):
         if (prefix := similar.removesuffix(each)) != similar and prefix.endswith((".", "/")):
-            fix = f"save the part of the model under {prefix[:-1]} alone, or rename the tensors"
+            fix = f"save only the submodule {prefix[:-1]}, or remove this prefix from the names"
             return f", the file has {similar}: {fix}"
     return f", the file has {similar}"
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns zeros in memory that `jax.device_put` uses on a CPU without copying it.
+    """Returns zeros in memory aligned to 64 bytes, which `jax.device_put` does not copy on a CPU.
 
-    It does if the memory begins at a multiple of 64 bytes. The array must not change after that.
+    The array must not be changed after `device_put`, which shares its memory.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(size + 64, np.uint8)

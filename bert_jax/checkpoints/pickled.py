@@ -1,9 +1,9 @@
 """Reads `pytorch_model.bin`, a pickle of tensors, without torch, and without running its code.
 
 `torch.save` writes a zip file: `data.pkl` describes the tensors, and beside it are the bytes of
-their storages. A pickle may name any function to be called, so only names that state dicts need are
-known here, none of which does more than to build plain values. What is older, or of a big-endian
-machine, is read by torch where it is installed.
+their storages. A pickle may call any function by name; the unpickler here knows only the names that
+state dicts need, all of which merely build plain values. Files of torch before 1.6, or written on a
+big-endian machine, are read by torch if it is installed.
 """
 
 import functools
@@ -24,7 +24,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 
 
 class _Storage(NamedTuple):
-    """A part of the zip file: `size` elements in row."""
+    """A file in the zip archive that holds `size` contiguous elements."""
 
     key: str
     dtype: str
@@ -46,7 +46,7 @@ class _Dict(dict):
 
 
 class _Function:
-    """A function that a pickle may call, but not change as it may a Python function."""
+    """A function that a pickle may call but not modify; it could set a Python function's state."""
 
     __slots__ = ("_call",)
 
@@ -116,7 +116,7 @@ _STORAGE_DTYPES = {
 }
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _DTYPES = (*_STORAGE_DTYPES.values(), "uint16", "uint32", "uint64", *_FLOAT8)
-# What a pickle may name. Dtypes, and classes of storages, are the names of NumPy's dtypes.
+# The names that a pickle may use. Dtypes and storage classes are given as names of NumPy's dtypes.
 _KNOWN = {
     "collections.OrderedDict": _Function(_Dict),
     "torch._utils._rebuild_tensor": _Function(_rebuild_tensor),
@@ -131,7 +131,7 @@ _KNOWN = {
     **{f"torch.{name}Storage": dtype for name, dtype in _STORAGE_DTYPES.items()},
     **{f"torch.cuda.{name}Storage": dtype for name, dtype in _STORAGE_DTYPES.items()},
     **{f"torch.{dtype}": dtype for dtype in _DTYPES},
-    # In the other values of a training loop.
+    # Needed for other values that training loops save beside the weights.
     "collections.Counter": _Function(_Dict),
     "torch.Size": _Function(tuple),
     "torch.device": _Function(lambda *names: names),
@@ -146,12 +146,12 @@ class _Unpickler(pickle.Unpickler):
     """Builds plain values, and `_Tensor`s. Raises ValueError for any name but those in `_KNOWN`."""
 
     def find_class(self, module: str, name: str) -> object:
-        # Python 2's name, which pickles of protocol 2 have.
+        # Pickles of protocol 2 use Python 2's name of the module builtins.
         full_name = f"{'builtins' if module == '__builtin__' else module}.{name}"
         if full_name not in _KNOWN:
             raise ValueError(
-                f"it names {full_name}, which no state dict needs, and no code of a pickle is run: "
-                "save the weights alone, with torch.save(model.state_dict(), FILE)"
+                f"it names {full_name}, which no state dict needs; code in a pickle is never run: "
+                "save only the weights, with torch.save(model.state_dict(), FILE)"
             )
         return _KNOWN[full_name]
 
@@ -163,10 +163,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns what reads each tensor of the state dict in a file of `torch.save`.
+    """Returns a function that reads each tensor of a state dict saved by `torch.save`, by name.
 
     Raises ValueError, naming the file, if it is damaged, holds no state dict or names an unknown
-    class or function, and ImportError if only torch can read it, and is missing.
+    class or function, and ImportError if only torch can read it and is not installed.
     """
     check_not_pointer(path)
     with open(path, "rb") as file:
@@ -212,12 +212,12 @@ def read_pickle(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _read_with_torch(path: pathlib.Path, reason: str) -> dict[str, Callable[[], np.ndarray]]:
-    """Reads a file that only torch can read, all of it at once. Raises as `read_pickle`."""
+    """Reads a file with torch, all of it at once. Raises as `read_pickle`."""
     try:
         import torch
     except ImportError as error:
         fix = "pip install torch, or save the weights again as model.safetensors"
-        raise ImportError(f"{path} {reason}, and so needs torch: {fix}") from error
+        raise ImportError(f"{path} {reason}, so reading it needs torch: {fix}") from error
     try:
         values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zipfile and torch raise errors of many types.
@@ -233,9 +233,9 @@ def _read_with_torch(path: pathlib.Path, reason: str) -> dict[str, Callable[[], 
 def find_state_dict(
     values: object, is_tensor: Callable[[object], bool], filename: str
 ) -> Mapping[str, object]:
-    """Returns the state dict in what a training loop saved: all of it, or the value of one key.
+    """Returns the state dict that a training loop saved, as the file's value or under one key.
 
-    Raises ValueError, naming the file, if there is none or several.
+    Raises ValueError, naming the file, if there is none, or more than one.
     """
 
     def is_state_dict(values: object) -> bool:

@@ -24,7 +24,7 @@ from bert_jax.runtime.buckets import as_path, is_bucket
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.model_files import find_snapshot, hub_hint, read_optional
 
-# Bits that changed in a checkpoint without checksums often give larger ones; no model has any.
+# No model has larger weights, but bit flips in a checkpoint without checksums often produce them.
 MAX_WEIGHT = 1e18
 
 
@@ -33,10 +33,11 @@ def read_model(
 ) -> LoadedModel:
     """Reads a model directory of any format; on a bucket, only a native one.
 
-    For `verify_checksums` see `load_checkpoint`. With `allow_non_finite`, weights that are NaN or
-    infinite are counted in a warning. Raises FileNotFoundError for a missing model, CheckpointError
-    for a damaged native checkpoint or such weights, and otherwise as `load_huggingface` and
-    `load_google`.
+    For `verify_checksums`, see `load_checkpoint`. Weights that are NaN, infinite or above
+    MAX_WEIGHT are an error, or with `allow_non_finite` a warning with their number.
+
+    Raises FileNotFoundError for a missing model, CheckpointError for a damaged native checkpoint or
+    such weights, and otherwise as `load_huggingface` and `load_google`.
     """
     model = _read_any_format(directory, verify_checksums)
     for path, leaf in flax.traverse_util.flatten_dict(model.params, sep="/").items():
@@ -48,14 +49,14 @@ def read_model(
             if not allow_non_finite:
                 raise CheckpointError(
                     f"{problem}, of {leaf.size:,}: use an earlier checkpoint, or another copy of "
-                    "the file; or read it all the same with allow_non_finite"
+                    "the file, or load it anyway with allow_non_finite"
                 )
             logging.warning("%s, of %s", problem, f"{leaf.size:,}")
     return model
 
 
 def count_non_finite(values: np.ndarray) -> int:
-    """Returns the number of values that are NaN, infinite or above MAX_WEIGHT; fast without any."""
+    """Returns the number of values that are NaN, infinite or above MAX_WEIGHT; fast if none is."""
     if not jax.dtypes.issubdtype(values.dtype, np.floating):
         return 0
     flat = values.reshape(-1)
@@ -91,7 +92,7 @@ def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> L
 
 
 def _describe_checkpoints(directory: pathlib.Path) -> str:
-    """Describes the checkpoints of transformers' Trainer in its output folder; "" without any."""
+    """Describes the checkpoints in an output folder of transformers' Trainer; "" if it has none."""
     by_step = {}
     for path in directory.glob("checkpoint-*"):
         step = path.name.removeprefix("checkpoint-")
@@ -104,7 +105,7 @@ def _describe_checkpoints(directory: pathlib.Path) -> str:
     chosen = directory / pathlib.Path(best).name if best else last
     names = ", ".join(by_step[step].name for step in sorted(by_step))
     why = "the best, as its trainer_state.json says" if best else "the last"
-    return f"{directory} holds checkpoints of transformers' Trainer, {names}: give {chosen}, {why}"
+    return f"{directory} holds checkpoints of transformers' Trainer, {names}: use {chosen}, {why}"
 
 
 def _read_native(directory: pathlib.Path, verify_checksums: bool) -> LoadedModel:

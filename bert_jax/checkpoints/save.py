@@ -25,9 +25,9 @@ def save_model(
 ) -> None:
     """Writes a checkpoint, with parameters in float32; it appears only once it is complete.
 
-    Raises FileExistsError if `directory` exists, unless it is empty, or is a checkpoint without
-    training state and `overwrite` is True; ValueError for a step of a run, for the address of a
-    bucket, or if parameters, settings and vocabulary do not fit together; and CheckpointError if
+    Raises FileExistsError if `directory` exists, unless it is empty, or is a checkpoint and
+    `overwrite` is True; ValueError for a checkpoint from which a run can resume, for the address of
+    a bucket, or if parameters, settings and vocabulary do not fit together; and CheckpointError if
     the checkpoint cannot be written.
     """
     if ":/" in str(directory):
@@ -38,7 +38,7 @@ def save_model(
     if directory.exists() and not is_empty and not (overwrite and is_checkpoint):
         fix = "pass overwrite=True to replace it" if is_checkpoint else "choose another directory"
         raise FileExistsError(f"{directory} exists already: {fix}")
-    _check_is_no_run(directory)
+    _check_not_resumable(directory)
     params = _float32(params)
     settings = dict(settings) | model_settings(config, params)
     settings.pop("tuned_head_settings", None)  # `read_model` merged them into the head's.
@@ -52,15 +52,15 @@ def save_model(
     unfinished.rename(directory)
 
 
-def _check_is_no_run(directory: pathlib.Path) -> None:
-    """Raises ValueError for what a run resumes from: what replaces it has no training state."""
+def _check_not_resumable(directory: pathlib.Path) -> None:
+    """Raises ValueError for a checkpoint of a run: its training state would be lost."""
     is_step = directory.parent.name == "checkpoints" and directory.name.isdecimal()
     if (directory / "training").exists() or (
         is_step and (directory.parents[1] / "config.json").exists()
     ):
         raise ValueError(
-            f"{directory} is for a run to resume from, and a model saved there has no training "
-            "state: choose another directory, outside of the run's checkpoints/"
+            f"{directory} is a checkpoint from which a run resumes, and saving a model there would "
+            "lose the training state: choose a directory outside of the run's checkpoints/"
         )
 
 

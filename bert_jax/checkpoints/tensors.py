@@ -49,7 +49,7 @@ _PREFIXES = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
 
 
 class LazyTensors(Mapping[str, np.ndarray]):
-    """Tensors by name. Each is read from its file whenever it is looked up, and not kept."""
+    """A mapping of tensors by name that reads a tensor at each lookup and keeps none."""
 
     def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]):
         self._readers = readers
@@ -72,14 +72,14 @@ def _without_prefixes(name: str) -> str:
 
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns what reads each tensor. Raises ValueError for a damaged file.
+    """Returns a function that reads each tensor, by name. Raises ValueError for a damaged file.
 
-    Not with safetensors' own functions, which map the file: its pages would count as memory.
+    Does not use safetensors' own readers: they map the file, whose pages would count as memory.
     """
     check_not_pointer(path)
     try:
         with safetensors.safe_open(path, framework="numpy"):
-            pass  # The header is valid, and its offsets lie in the file.
+            pass  # Validates the header and that its offsets are within the file.
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path.name} is damaged: {error}") from error
     with open(path, "rb") as file:
@@ -120,15 +120,15 @@ class _Format(NamedTuple):
     """A format of weight files.
 
     Attributes:
-      read: takes the path of one file; returns what reads each tensor, by its name in the file.
-      rename: takes the name in the file; returns the one in a state dict of PyTorch.
+      read: takes the path of a file; returns a function that reads each tensor, by its name there.
+      rename: takes the name of a tensor in the file; returns its name in PyTorch's state dict.
     """
 
     read: Callable[[pathlib.Path], Mapping[str, Callable[[], np.ndarray]]]
     rename: Callable[[str], str]
 
 
-# In the order in which they are looked for: a pickle last, of which not all are read without torch.
+# In order of preference. Pickles are last, because some of them can only be read with torch.
 _FORMATS = {
     "model.safetensors": _Format(_read_safetensors, _without_prefixes),
     "flax_model.msgpack": _Format(read_flax, torch_name),
@@ -137,15 +137,15 @@ _FORMATS = {
 WEIGHTS_FILENAMES = tuple(
     filename for name in _FORMATS for filename in (name, f"{name}.index.json")
 )
-"""Files of weights that are read: one file, or the index of several."""
+"""Names of weight files that can be read: a single file, or the index of several."""
 
 
 def read_tensors(directory: pathlib.Path) -> LazyTensors:
-    """Reads the first of `WEIGHTS_FILENAMES` in a directory, with the names of PyTorch.
+    """Opens the first of `WEIGHTS_FILENAMES` in a directory.
 
-    Tensors are read when they are looked up, in the shape and layout of PyTorch. Raises
-    FileNotFoundError, ImportError where torch is missing for an old pickle, and ValueError for a
-    file that is damaged or holds something else, then or when a tensor is looked up.
+    Returns the tensors by PyTorch's names and in its layout, each read when it is looked up. Raises
+    FileNotFoundError, ImportError if only torch can read a pickle and is not installed, and
+    ValueError for a file that is damaged or holds something else, also when a tensor is looked up.
     """
     for filename, (read, rename) in _FORMATS.items():
         index = directory / f"{filename}.index.json"
@@ -169,9 +169,9 @@ def read_tensors(directory: pathlib.Path) -> LazyTensors:
 def _read_shards(
     index: pathlib.Path, read: Callable[[pathlib.Path], Mapping[str, Callable[[], np.ndarray]]]
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns what reads each tensor of the files that an index names.
+    """Returns a function that reads each tensor of the files that an index names, by its name.
 
-    Raises FileNotFoundError for a missing file, and ValueError where index and files disagree.
+    Raises FileNotFoundError for a missing file, and ValueError if index and files disagree.
     """
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
@@ -183,8 +183,7 @@ def _read_shards(
         if path.parent != index.parent:
             raise ValueError(f"{index.name}: expected files beside it, found {filename}")
         if not path.exists():
-            fix = "download it, too"
-            raise FileNotFoundError(f"{index} names {filename}, which is missing: {fix}")
+            raise FileNotFoundError(f"{index} names {filename}, which is missing: download it, too")
         for name, reader in read(path).items():
             if name in readers:
                 raise ValueError(f"tensor {name}: found twice, in {found_in[name]} and {filename}")

@@ -113,9 +113,14 @@ def _tasks(
 def _renamed(
     family: Family, class_prefix: str, prefix: str, heads: Mapping[tuple[str, ...], str], **changes
 ) -> Family:
-    """Returns a family of the same arithmetic, with other names of classes and of the encoder.
+    """Returns a copy of a family with other names of its classes and its encoder.
 
-    `heads` are its classes without a task's head, without `class_prefix`; `changes` are of fields.
+    Args:
+      family: the family that computes the same.
+      class_prefix: what the names of its classes begin with, such as "Camembert".
+      prefix: what the names of the encoder's tensors begin with, such as "roberta.".
+      heads: the modules of each class without a task's head -> its name without `class_prefix`.
+      **changes: other fields that differ.
     """
 
     def renamed(name: str) -> str:
@@ -226,14 +231,16 @@ ROBERTA = Family(
 
 # These differ from RoBERTa in their vocabulary.
 _ROBERTA_HEADS = {("mlm",): "ForMaskedLM", (): "Model"}
-_OTHER_SIZE = ROBERTA.defaults | {"vocab_size": 30522}
-XLM_ROBERTA = _renamed(ROBERTA, "XLMRoberta", "roberta.", _ROBERTA_HEADS, defaults=_OTHER_SIZE)
-CAMEMBERT = _renamed(ROBERTA, "Camembert", "roberta.", _ROBERTA_HEADS, defaults=_OTHER_SIZE)
+_OTHER_VOCABULARY = ROBERTA.defaults | {"vocab_size": 30522}
+XLM_ROBERTA = _renamed(
+    ROBERTA, "XLMRoberta", "roberta.", _ROBERTA_HEADS, defaults=_OTHER_VOCABULARY
+)
+CAMEMBERT = _renamed(ROBERTA, "Camembert", "roberta.", _ROBERTA_HEADS, defaults=_OTHER_VOCABULARY)
 DATA2VEC_TEXT = _renamed(
-    ROBERTA, "Data2VecText", "data2vec_text.", _ROBERTA_HEADS, defaults=_OTHER_SIZE
+    ROBERTA, "Data2VecText", "data2vec_text.", _ROBERTA_HEADS, defaults=_OTHER_VOCABULARY
 )
 
-# ERNIE adds an embedding of its task, which is 0 unless a caller says otherwise.
+# ERNIE adds an embedding of the task, whose index is 0 by default.
 ERNIE = _renamed(
     BERT,
     "Ernie",
@@ -409,9 +416,9 @@ FORMATS = {
     "electra": ELECTRA,
 }
 
-# `model_type` of other encoders -> why they are not read, and the nearest way on.
+# `model_type` of unsupported encoders -> why they are not read, and the nearest alternative.
 _PRE_LAYER_NORM = "its LayerNorm comes before each sublayer. Nearest: "
-_ROTARY = "its positions are rotary, and its layers others than BERT's. Nearest: "
+_ROTARY = "it has rotary positions, and layers that differ from BERT's. Nearest: "
 _RELATIVE = "its attention has relative positions. Nearest: "
 UNSUPPORTED = {
     "xlm-roberta-xl": f"{_PRE_LAYER_NORM}xlm-roberta-large",
@@ -424,10 +431,10 @@ UNSUPPORTED = {
     "esm": f"{_ROTARY}a BERT pre-trained here on the same sequences",
     "roformer": f"{_ROTARY}a BERT of the same language",
     "deberta": f"{_RELATIVE}roberta-base",
-    "deberta-v2": f"{_RELATIVE}roberta-base, or of other languages xlm-roberta-base",
-    "mpnet": f"{_RELATIVE}roberta-base, or of sentence-transformers all-MiniLM-L6-v2, a BERT",
-    "longformer": "its attention is in windows. Nearest: roberta-base, for up to 512 tokens",
-    "big_bird": "its attention is in blocks. Nearest: bert-base, for up to 512 tokens",
+    "deberta-v2": f"{_RELATIVE}roberta-base, or xlm-roberta-base for other languages",
+    "mpnet": f"{_RELATIVE}roberta-base, or all-MiniLM-L6-v2 of sentence-transformers, a BERT",
+    "longformer": "its attention is windowed. Nearest: roberta-base, for up to 512 tokens",
+    "big_bird": "its attention is block-sparse. Nearest: bert-base, for up to 512 tokens",
     "mobilebert": "its layers have bottlenecks. Nearest: the distilbert and tinybert models",
     "rembert": "its output embeddings are not tied. Nearest: xlm-roberta-base",
     "convbert": "its layers have convolutions. Nearest: electra",

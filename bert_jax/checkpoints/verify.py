@@ -27,7 +27,7 @@ def load_training_state(directory: pathlib.Path) -> dict:
 def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
     """Reads an entire checkpoint; returns its `step` (or 0), and bytes of `params` and `training`.
 
-    Raises CheckpointError if anything is missing or changed, not finite, or of another model.
+    Raises CheckpointError if anything is missing, changed, not finite or from another model.
     """
     check_files(directory)
     params, settings, _ = load_checkpoint(directory, abstract_params, verify_checksums=False)
@@ -56,9 +56,9 @@ def print_summary(directory: pathlib.Path) -> None:
     """Verifies a checkpoint and prints a summary; raises CheckpointError."""
     sizes = verify_checkpoint(directory)
     count = len(read_checksums(directory))
-    checksums = f"the checksums of {count} files agree"
+    checksums = f"the checksums of {count} files match"
     if not count:
-        checksums = "no checksums, as it is of an older version: numbers that changed go undetected"
+        checksums = "written without checksums, so changed values cannot be detected"
     print(
         f"{directory}: complete, step {sizes['step']:,}, parameters {sizes['params']:,} bytes, "
         f"training state {sizes['training']:,} bytes; {checksums}"
