@@ -19,7 +19,7 @@ SHINGLE_WORDS = 5
 SHINGLE_PARTS = re.compile(rf"[{UNSPACED_CHARACTERS}]|[^\s{UNSPACED_CHARACTERS}]+")
 NUM_HASHES = 128  # of a MinHash; the estimate of a similarity is off by up to 0.09
 IDENTIFIED_CHARACTERS = 4096  # of a document, enough to identify its language
-MAX_SPOOLED_BYTES = 1 << 24  # of the pieces of a document in memory; more are on disk
+MAX_SPOOLED_BYTES = 1 << 24  # of a document's pieces in memory; more are kept on disk
 
 
 def count_later_words(
@@ -27,8 +27,9 @@ def count_later_words(
 ) -> Iterator[tuple[Document, int]]:
     """Yields each document, or piece of a long one, and the number of words in the pieces after it.
 
-    Of the pieces of a document the first has the number, as it decides whether the document is
-    dropped. It is 0 without a `min_words` or `max_words`, and no more is counted than decides.
+    The number is needed only at the first piece, which decides whether the document is dropped; it
+    is 0 at the others, and everywhere without `min_words` and `max_words`. Counting stops as soon
+    as the number exceeds these limits.
     """
     documents, limit = iter(documents), config.max_words or config.min_words
     document = next(documents, None)
@@ -51,8 +52,8 @@ def count_later_words(
 def drop_reason(sentences: Sequence[str], config: CorpusConfig, later_words: int = 0) -> str:
     """Returns the reason for dropping a document, as named in the manifest, or "".
 
-    Of a long document, `sentences` are those of its first piece, and `later_words` the number of
-    words after it.
+    For a long document, `sentences` are those of its first piece, and `later_words` is the number
+    of words in the pieces after it.
     """
     if config.min_words or config.max_words:
         num_words = later_words + sum(map(count_words, sentences))

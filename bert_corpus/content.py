@@ -28,7 +28,7 @@ OTHER_KINDS = {
 }
 CONVERT = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
-# A header, and a line of one-letter codes. A quotation begins with "> ".
+# A header, then a line of one-letter codes. Quoted text would begin with "> ".
 FASTA_START = re.compile(rb">\S[^\n]*\n(?:[A-Z*-]{10,}|[a-z*-]{10,})\s")
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
 ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")
@@ -78,7 +78,7 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
         raise ValueError(f"{path} is {kind}; expected UTF-8 text, JSON lines or a Wikipedia dump")
     if named == "text" and FASTA_START.match(start):
         raise ValueError(
-            f"{path} is FASTA, whose headers ('>') would become text; write the sequences alone: "
+            f"{path} is FASTA, whose headers ('>') would become text; write only the sequences: "
             'awk \'/^>/ {print ""; next} {printf "%s", $0}\' IN | fold -w 1000 > OUT.txt; then '
             "train_vocab --kind=bpe, and prepare_corpus --documents=lines --rows=full_sentences"
         )

@@ -1,9 +1,9 @@
-"""Says when two texts are the same: by what tokenizers leave of them, not by their bytes.
+"""Defines when two texts are the same: by what tokenizers keep of them, not by their bytes.
 
-Each tokenizer removes or unifies white space, invisible characters and, mostly, case, accents and
-compatibility forms. Where all of these are removed, texts are equal that any tokenizer makes equal.
-So corpora of different vocabularies hold out the same documents, and no document is in both splits
-in another spelling. Within a split, copies are found by their token ids.
+Tokenizers remove or unify white space, invisible characters and, mostly, case, accents and
+compatibility forms. Here all of these are removed, so texts that any tokenizer makes equal are
+equal: corpora with different vocabularies hold out the same documents, and no document is in both
+splits in two spellings. Within a split, copies are found by their token ids.
 """
 
 import codecs
@@ -14,7 +14,7 @@ import unicodedata
 
 from bert_jax.tokenizers.characters import BLANK, category_class
 
-# Of a text: enough to tell documents apart, and less than what is read of a long one at once.
+# Enough to tell documents apart, and less than one piece of a long document.
 MAX_HASHED_BYTES = 1 << 12
 INVISIBLE = re.compile(rf"[{BLANK}{category_class('Mn', 'Me')}]")
 INVISIBLE_ASCII = bytes([*range(33), 127])
@@ -32,8 +32,8 @@ def visible_text(text: str) -> bytes:
 
 
 def text_hash(text: str, seed: int) -> int:
-    """Returns a 64-bit hash of the beginning of a `visible_text`, and of a seed."""
-    content, start, stop = b"", 0, 2 * MAX_HASHED_BYTES  # Most of it is visible.
+    """Returns a 64-bit hash of a seed and the first `MAX_HASHED_BYTES` of the `visible_text`."""
+    content, start, stop = b"", 0, 2 * MAX_HASHED_BYTES  # Most characters are visible.
     while len(content) < MAX_HASHED_BYTES and start < len(text):
         content += visible_text(text[start:stop])
         start, stop = stop, 2 * stop
@@ -44,7 +44,7 @@ def text_hash(text: str, seed: int) -> int:
 
 @functools.lru_cache(1 << 16)
 def _plain(text: str) -> bytes:
-    """Returns what is left of characters outside ASCII, in UTF-8."""
+    """Returns the plain form of characters outside ASCII, in UTF-8."""
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     return INVISIBLE.sub("", re.sub(r"\s", " ", folded)).encode()
 

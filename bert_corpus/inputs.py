@@ -42,7 +42,7 @@ class Source(NamedTuple):
         WikiExtractor) or "json" (an array, or objects that are not one per line).
       text_field: of JSON lines, Parquet and TFDS.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
-      head: a hash of the first bytes, which with the size tells copies of files.
+      head: a hash of the first bytes; together with the size, it identifies copies of a file.
     """
 
     path: str
@@ -78,8 +78,8 @@ def find_inputs(
 ) -> list[Source]:
     """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
 
-    `documents` says what the documents of text files are: what "blank_lines" separate, or each of
-    the "lines" or "files".
+    `documents` says how text files are split into documents: at "blank_lines", or one document per
+    line ("lines") or file ("files").
 
     Raises FileNotFoundError for no match, OSError for a bucket that cannot be read, ImportError
     without its library, and ValueError for an empty file, an unknown suffix or content that is no
@@ -130,11 +130,11 @@ def _find_files(pattern: str) -> list[Source]:
         fix = "check the address, and log in to the cloud" if is_remote else "check the path"
         raise OSError(f"cannot read --input={pattern}: {error}; {fix}") from error
     if hidden:
-        left_out = f"{len(hidden):,} of the matches are hidden files or in hidden folders"
-        fix = "a pattern reads them that names the dot, such as DIR/.*"
+        matches = f"{len(hidden):,} files that are hidden or in hidden folders, such as {hidden[0]}"
+        fix = "to read them, write the dot in the pattern, such as DIR/.*"
         if not found:
-            raise FileNotFoundError(f"--input={pattern}: all {left_out} ({hidden[0]}); {fix}")
-        logging.warning("--input=%s: %s, and left out (%s); %s", pattern, left_out, hidden[0], fix)
+            raise FileNotFoundError(f"--input={pattern} matches only {matches}; {fix}")
+        logging.warning("--input=%s: left out %s; %s", pattern, matches, fix)
     if not found:
         is_directory = not is_remote and os.path.isdir(os.path.expanduser(pattern))
         hint = "it is a directory, use DIR/*" if is_directory else "check it and quote a *"
@@ -155,15 +155,15 @@ def _find_files(pattern: str) -> list[Source]:
 
 
 def _is_hidden(name: str, pattern: str) -> bool:
-    """Returns whether a match of a glob is hidden, or in a hidden folder, that it does not name.
+    """Returns whether a match is hidden, or in a hidden folder, and the pattern has no such dot.
 
-    The shell and `glob.glob` leave these out, too.
+    The shell and `glob.glob` leave out these matches, too.
     """
     return "/." in name and name != pattern and not _matches(name.split("/"), pattern.split("/"))
 
 
 def _matches(parts: list[str], patterns: list[str]) -> bool:
-    """Returns whether the parts of a path match those of a glob, by which "." is to be named."""
+    """Returns whether the parts of a path match those of a glob, where leading dots are explicit."""
     if not parts or not patterns:
         return not parts and patterns in ([], ["**"])
     is_named = patterns[0].startswith(".") or not parts[0].startswith(".")

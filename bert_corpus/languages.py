@@ -49,8 +49,10 @@ CODES |= {"polski": "pl", "português": "pt", "русский": "ru", "türkçe"
 
 
 def check_language(field: str, value: str) -> None:
-    """Raises ValueError unless a value is an ISO 639-1 code, or has three letters, as the codes of
-    languages that have none of two."""
+    """Raises ValueError unless a value is an ISO 639-1 code.
+
+    A language without such a code may have another one of three letters.
+    """
     if value in NAMES or (re.fullmatch("[a-z]{3}", value) and value not in CODES):
         return
     asked = value.lower()

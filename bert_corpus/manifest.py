@@ -13,12 +13,12 @@ from bert_jax.data.packing import token_dtype
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-# Changes when the same input and settings give other rows, or hold out other documents.
+# Incremented when the same input and settings give other rows, or other held-out documents.
 BUILD_VERSION = 2
 # Without a warning:
 MAX_UNKNOWN = 0.01  # of the tokens
 MAX_TRUNCATED = 0.15  # of the tokens; about half a sentence of each pair is
-TRUNCATED_PER_ROW = 16  # tokens; rows may be short on purpose, as small_corpus.py has them first
+TRUNCATED_PER_ROW = 16  # tokens; rows that are short on purpose lose a larger share
 MIN_HELDOUT = 100  # documents
 MAX_ACCENTED = 0.001  # of the pieces, where accents are stripped
 MIN_SENTENCES = 5  # of the median document, if blank lines separate documents
@@ -61,7 +61,7 @@ def make_manifest(
     median = _median_sentences(report.counts)
     num_documents, num_symbols = (
         sum(count.get(name, 0) for count in report.counts.values())
-        for name in ("documents", "documents_of_words_alone")
+        for name in ("documents", "documents_without_punctuation")
     )
     return {
         "format_version": FORMAT_VERSION,
@@ -114,8 +114,8 @@ def _advise(
 ) -> list[str]:
     """Returns warnings about the corpus as a whole.
 
-    `median` is the number of sentences of the median document; `is_symbols` says that most
-    documents are sequences of symbols, such as DNA, which have one sentence.
+    `median` is the number of sentences of the median document; `is_symbols` says whether most
+    documents are sequences of symbols, such as DNA, which have a single sentence.
     """
     warnings, train = [], splits["train"]
     num_documents = sum(split["documents"] for split in splits.values())
@@ -170,8 +170,8 @@ def _advise_on_accents(tokenizer: Tokenizer) -> list[str]:
         return []
     return [
         f"{len(accented):,} pieces of the vocabulary have accents, such as {accented[0]!r}, but "
-        "its tokenizer strips the accents of texts, which never hold them: if the vocabulary was "
-        "trained with accents, give the directory of its model, or put a tokenizer_config.json "
+        "its tokenizer strips accents from texts, so these pieces are never used: if the vocabulary "
+        "was trained with accents, give the directory of its model, or put a tokenizer_config.json "
         'with {"do_lower_case": true, "strip_accents": false} beside it'
     ]
 
@@ -229,14 +229,14 @@ def _describe_split(
     dropped = {name.removeprefix("dropped_"): count[name] for name in names}
     if not rows and split == "heldout" and num_documents == 1:
         fix = {
-            "blank_lines": "separate its documents by blank lines, or use --documents=lines, by "
-            "which each line is one",
+            "blank_lines": "separate documents by blank lines, or use --documents=lines for one "
+            "document per line",
             "lines": "add lines",
             "files": "add files, or use --documents=blank_lines or --documents=lines",
         }
         raise ValueError(
-            "the input is a single document, so that there is none to hold out for evaluation; "
-            f"{fix[config.documents]} (or build without held-out documents, --heldout_fraction=0)"
+            "the input is a single document, so none can be held out for evaluation: "
+            f"{fix[config.documents]}; or build without held-out documents, --heldout_fraction=0"
         )
     if not rows:
         reasons = f" (dropped: {count_in_words(dropped)})" if any(dropped.values()) else ""

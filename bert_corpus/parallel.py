@@ -27,8 +27,11 @@ def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Cal
     num_processes = num_processes or usable_cores()
     others = multiprocessing.active_children()
     if num_processes > 1 and (reason := _why_no_semaphores()):
-        text = "Using one process: the locks of several need a writable /dev/shm (%s). To use all "
-        logging.warning(text + "cores, mount one: mount -t tmpfs tmpfs /dev/shm", reason)
+        logging.warning(
+            "Using one process, because locks between processes need a writable /dev/shm (%s). To "
+            "use all cores, mount one: mount -t tmpfs tmpfs /dev/shm",
+            reason,
+        )
         num_processes = 1
     if num_processes == 1:
         yield functools.partial(map, function)

@@ -37,7 +37,7 @@ class Plan:
         pairs of a tokenizer without segments, or one that adds no special tokens."""
         if tokenizer.layout.is_bare:
             raise ValueError(
-                f"{tokenizer.filename} adds no special tokens around texts, and rows have them: "
+                f"{tokenizer.filename} adds no special tokens around texts, but rows need them: "
                 "set `post_processor` in its tokenizer.json, as the warning above says"
             )
         if config.rows in LABELED_ROWS and not tokenizer.layout.has_segments:

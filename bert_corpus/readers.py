@@ -93,10 +93,10 @@ def _every_nth(documents: Iterator[Document], unit: Unit) -> Iterator[Document]:
 
 
 class XzReader(io.RawIOBase):
-    """Reads a .xz file to its end as `xz -d` does: one stream after another, and their padding.
+    """Reads a .xz file to its end as `xz -d` does: one stream after another, with any padding.
 
-    Python's LZMAFile takes a damaged beginning of a further stream for the end of the file. Raises
-    LZMAError or EOFError for a file that is damaged or cut off.
+    Python's LZMAFile mistakes a damaged start of a later stream for the end of the file. Raises
+    LZMAError or EOFError for a file that is damaged or truncated.
     """
 
     def __init__(self, compressed: BinaryIO):
@@ -117,7 +117,7 @@ class XzReader(io.RawIOBase):
             elif self._decompressor.needs_input:
                 data = self._compressed.read(COMPRESSED_BYTES)
                 if not data:
-                    raise EOFError("its last stream has no end")
+                    raise EOFError("its last stream is truncated")
             else:
                 data = b""
             content = self._decompressor.decompress(data, len(buffer))
@@ -136,7 +136,7 @@ class XzReader(io.RawIOBase):
         else:
             stream = b""
         if num_zeros % 4:
-            raise lzma.LZMAError(f"{num_zeros} zeros after a stream, no multiple of 4")
+            raise lzma.LZMAError(f"{num_zeros} zeros after a stream, expected a multiple of 4")
         return stream
 
 

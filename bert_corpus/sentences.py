@@ -65,7 +65,7 @@ def split_sentences(
 
 
 def _with_unix_ends(text: str) -> str:
-    """Returns text with the line ends that text files are read with; JSON may hold others."""
+    """Returns text with "\\n" as line end, as text files are read; JSON may hold others."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 

@@ -50,7 +50,7 @@ class Part(NamedTuple):
       document: number of the document, ascending in the order of the input.
       number: of the part in the document.
       digest: hash of the token ids of the document, up to the end of the piece that was read with
-        this part; parts of copies have the same.
+        this part; equal for the parts of copies.
       sentences: token ids of `typecode`; Python integers take 20 times the memory.
       typecode: of their arrays, "H" (uint16) or "I" (uint32).
     """
@@ -152,7 +152,7 @@ def find_heldout_limit(
         number = text_hash(_shown_text(document, texts), config.seed)
         suffices = sum(smallest.values()) >= needed
         is_smaller = not suffices or number < max(smallest)
-        # Of near duplicates the first is kept, so that the keys of all documents are needed.
+        # The first of several near duplicates is kept, so the keys of all documents are needed.
         is_read = config.near_duplicates or is_smaller or not has_others
         if not is_read or texts is None or drop_reason(texts, config, later_words):
             continue
@@ -240,7 +240,7 @@ def tokenize_unit(
             texts = [*texts[:first], *(space + text for text in texts[first:])]
         sentences = [ids for ids in encoder.encode(texts) if ids]
         content = b"".join(sentences)
-        # Other unknown words make other documents, though not to the model.
+        # Documents with other unknown words are no copies, though the model sees no difference.
         if np.any(np.frombuffer(content, encoder.typecode) == encoder.tokenizer.unk_id):
             content += visible_text(_shown_text(document, texts))
         digest = hashlib.blake2b(digest + content, digest_size=16).digest()
@@ -251,7 +251,7 @@ def tokenize_unit(
             continue
         if not document.continues:
             count[f"documents_of_sentences_{len(sentences)}"] += 1
-            count["documents_of_words_alone"] += not any(map(PUNCTUATION.search, texts))
+            count["documents_without_punctuation"] += not any(map(PUNCTUATION.search, texts))
         pieces = []
         for ids in sentences:
             pieces += cut_sentence(ids, config.max_seq_length, itemsize)

@@ -42,14 +42,14 @@ MAX_STRIPPED = 0.01  # share of the words that lose accents without a warning
 
 @dataclasses.dataclass
 class CharacterCounts:
-    """Counts of a text.
+    """Counts the characters and words of a text.
 
     Attributes:
       word_initial, word_internal: how often each character begins or continues a word.
-      words: how many there are, "all", "long" ones, which are [UNK] to WordPiece, those of
-        "letters", without numbers and punctuation, and of these the "accented".
-      spellings: of words without accents, how often each spelling with and without them occurs.
-      skipped: what readers skipped.
+      words: the number of words: "all"; "long" ones, which are [UNK] to WordPiece; "letters",
+        words that are not numbers or punctuation; and "accented", those of them with accents.
+      spellings: word without accents -> how often each spelling, with and without them, occurs.
+      skipped: how much of each kind the readers skipped.
     """
 
     word_initial: collections.Counter = dataclasses.field(default_factory=collections.Counter)
@@ -71,7 +71,7 @@ class CharacterCounts:
         if not self.words["accented"]:
             return ""
         merged = [spellings for spellings in self.spellings.values() if len(spellings) > 1]
-        # Those whose second spelling is the most frequent tell the most.
+        # The best examples are those whose second spelling is frequent.
         merged.sort(key=lambda spellings: -spellings.most_common(2)[1][1])
         examples = [" and ".join(w for w, _ in each.most_common(2)) for each in merged[:3]]
         share = self.words["accented"] / self.words["letters"]
@@ -97,7 +97,7 @@ def text_of_units(
             except UNREADABLE:
                 continue  # prepare_corpus counts these
         counts.skipped.update(skipped)
-    # Each word once, with its accents: they are stripped from different words only.
+    # Counts words with their accents first, so that each distinct word is stripped only once.
     normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case, strip_accents=False)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
     spelled: collections.Counter = collections.Counter()
@@ -118,7 +118,7 @@ def text_of_units(
 
 
 def _strip_accents(spelled: collections.Counter, counts: CharacterCounts) -> collections.Counter:
-    """Returns words, by how often they occur, without accents; counts their spellings."""
+    """Returns how often each word occurs without accents; adds the spellings to `counts`."""
     normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False, strip_accents=True)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
     words = collections.Counter()
@@ -167,7 +167,7 @@ def spool_text(
     stream.flush()
     check_skipped(counts.skipped, text_field)
     if not counts.words["all"]:
-        raise ValueError("the input holds no words to train on: it is blank, or only markup")
+        raise ValueError("the input holds no words to train on: it is blank, or holds only markup")
     return counts
 
 
@@ -176,15 +176,15 @@ def train_wordpiece(
 ) -> bytes:
     """Trains WordPiece on the sentences in the file `path`; returns the bytes of a vocab.txt.
 
-    If it keeps the accents of lower-cased text, or strips those of cased text, which a vocab.txt
-    cannot say, returns the bytes of a wordpiece.json. Raises ValueError without words.
+    A vocab.txt cannot say that accents of lower-cased text are kept, or those of cased text
+    stripped: then returns the bytes of a wordpiece.json. Raises ValueError without words.
 
     The trainer breaks ties between merges by the order of the characters and their "##" forms in a
     hash table, which differs between runs. Passing all of them makes it deterministic.
     """
     if not counts.word_initial:
         raise ValueError(
-            f"all of the {counts.words['long']:,} words between spaces are longer than "
+            f"all {counts.words['long']:,} words between spaces are longer than "
             f"{MAX_WORD_CHARACTERS} characters, which WordPiece cannot read: put spaces into the "
             "text (into DNA, between k-mers), or train --kind=bpe or sentencepiece, which need none"
         )

@@ -32,7 +32,7 @@ def manifest_of(
     counts = dict.fromkeys(("rows", "pairs", "tokens", "text_tokens"), 10_000) | {"not_next": 5_000}
     numbers = {f"documents_of_sentences_{n}": 1000 for n in sentences}
     counts |= numbers | {"dropped_truncated_tokens": truncated}
-    counts["documents_of_words_alone"] = words_alone
+    counts["documents_without_punctuation"] = words_alone
     counts = {"train": counts | {"documents": 2000 - heldout}}
     if heldout:
         counts["heldout"] = counts["train"] | dict.fromkeys(numbers, 0) | {"documents": heldout}
