@@ -5,8 +5,8 @@ make .venv-parity/installed .venv-keras/installed
 
 Dropout 0.1, gradients clipped, AdamW. Our step also unpacks and masks the rows; the others get
 masked rows. transformers is BertForPreTraining with torch's AdamW, eager, which computes the logits
-of all positions: its matrix products have 4.6 times our FLOPs for tiny, and 2.7 times for mini. A
-ratio at equal FLOPs, which is printed beside each ratio of times, is that of the rates in FLOP/s.
+of all positions: its matrix products have 4.6 times our FLOPs for tiny, and 2.7 times for mini. The
+ratio at equal FLOPs, printed beside each ratio of times, is that of the rates in FLOP/s.
 KerasHub is BertMaskedLM, without next-sentence prediction, with Keras's AdamW in one jitted step
 that donates its state (benchmarks/keras_side.py). Its last layer finishes all positions, ours only
 those that are predicted: 1.12 times our FLOPs for mini. Each measurement runs in its own process on

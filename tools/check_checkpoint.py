@@ -4,10 +4,10 @@ python tools/check_checkpoint.py runs/base
 python tools/check_checkpoint.py runs/base --copy_to=/elsewhere/base-1000000
 
 The source is a checkpoint, or a workdir (whose best checkpoint is used, or else its latest). The
-exit code is 1 for a damaged checkpoint: files that are missing, or differ from the checksums that
-were written with them, non-finite values, wrong shapes. The last line says if a checkpoint of an
-older version has no checksums; then bytes that changed to other finite numbers go undetected. A
-copy is compared with its source byte by byte.
+exit code is 1 for a damaged checkpoint: missing files, files that do not match their checksums,
+non-finite values, wrong shapes. The last line says if a checkpoint was written without checksums;
+then bytes that changed to other finite numbers cannot be detected. A copy is compared with its
+source byte by byte.
 """
 
 import os

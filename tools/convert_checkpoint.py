@@ -35,7 +35,7 @@ GENERATOR = flags.DEFINE_bool(
 )
 
 ALLOW_NON_FINITE = flags.DEFINE_bool(
-    "allow_non_finite", False, "Warn of weights that are NaN or infinite, instead of refusing them."
+    "allow_non_finite", False, "Warn about weights that are NaN or infinite instead of failing."
 )
 
 

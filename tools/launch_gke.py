@@ -60,7 +60,7 @@ IMAGE = flags.DEFINE_string("image", "python:3.11", "Container image with Python
 MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Maximum number of restarts.", 0)
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between polls of the job.", 0)
 PRINT = flags.DEFINE_bool(
-    "print", False, "Print the JobSet of `launch`, copy no commit, and call no cloud."
+    "print", False, "Print the JobSet of `launch` and the commands to run it; call no cloud."
 )
 
 
@@ -115,10 +115,10 @@ def run(action: str, arguments: list[str]) -> str | None:
 
 
 def commands_by_hand(settings: Job, commit: str) -> str:
-    """Returns the commands that run the printed JobSet: its pods unpack the commit's archive."""
+    """Returns the commands that copy a commit for the pods and create the printed JobSet."""
     archive = f"launch-{commit[:12]}.tar"
     context = f" --context={shlex.quote(CONTEXT.value)}" if CONTEXT.value else ""
-    return f"""Its pods need the commit in the bucket. With the JobSet in jobset.json:
+    return f"""Its pods need the commit in the bucket. With the JobSet saved as jobset.json, run:
 
 git -C {shlex.quote(str(ROOT))} archive --output=/tmp/{archive} {commit}
 gcloud storage cp /tmp/{archive} {archive_address(settings.bucket, commit)}

@@ -109,8 +109,8 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     """Plots losses, accuracies or scores, and the learning rate over steps.
 
     A run with several seeds has one line per seed; a dotted line marks the start of the long phase
-    of pre-training. Of several runs each has its own color, and its name in the legend; baselines
-    and the start of the long phase are drawn where they are the same for all. The legend is beside
+    of pre-training. Several runs have a color each, and their names in the legend; baselines and
+    the start of the long phase are drawn only if they are the same for all. The legend is beside
     the plots. Raises FileNotFoundError.
     """
     runs = [(workdir, panels) for workdir in workdirs for panels in read_runs(workdir)]
@@ -171,16 +171,19 @@ def main(argv: list[str], output: str | None = None) -> None:
     """Plots the runs in the workdirs `argv[1:]` into a file, and prints its path."""
     if len(argv) == 1:
         raise app.UsageError("expected the workdir of one or several runs")
-    workdirs = [pathlib.Path(name) for name in dict.fromkeys(argv[1:])]
-    for name, workdir in zip(argv[1:], workdirs, strict=False):
+    names = list(dict.fromkeys(argv[1:]))
+    workdirs = [pathlib.Path(name) for name in names]
+    for name, workdir in zip(names, workdirs, strict=True):
         if is_bucket(name):
             sys.exit(f"plot: {name}: expected a local directory; copy it with gcloud storage rsync")
         if workdir.suffix in SUFFIXES and not workdir.is_dir():
-            sys.exit(f"plot: {name} is no workdir of a run: to write there, set --output={name}")
+            sys.exit(
+                f"plot: {name} is not the workdir of a run: to write to it, set --output={name}"
+            )
     output = output or ("curves.png" if len(workdirs) > 1 else workdirs[0] / "curves.png")
     try:
         draw(*workdirs).savefig(output, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: a format that does not exist.
+    except (OSError, ValueError) as error:  # ValueError: unknown image format.
         sys.exit(f"plot: {describe_error(error)}")
     print(output)
 

@@ -135,7 +135,7 @@ flags.DEFINE_enum(
 flags.DEFINE_string(
     "language",
     DEFAULT.language,
-    "ISO 639-1 code of the text, by which the sentence splitter knows abbreviations.",
+    "ISO 639-1 code of the text's language, whose abbreviations the sentence splitter knows.",
 )
 flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a shard.")
 flags.DEFINE_string(
@@ -210,7 +210,7 @@ def main(argv: list[str]) -> None:
             write_card(output)
         else:
             manifest = run_processes(plan, output, OVERWRITE.value, PROCESSES.value, card_files)
-        if not is_bucket(output):  # Reads it back: what is reported as complete can be opened.
+        if not is_bucket(output):  # Opens it, so that only a readable corpus is reported as built.
             for split in manifest["splits"]:
                 Rows(output, split)
     except BrokenProcessPool as error:

@@ -26,7 +26,7 @@ DEV_ARTICLES = flags.DEFINE_integer(
 )
 
 
-def words(text: str) -> str:
+def normalized(text: str) -> str:
     """Returns the text with single spaces, in lower case."""
     return " ".join(text.lower().split())
 
@@ -41,8 +41,8 @@ def article_queries(article: dict) -> list[dict]:
     ]
     positives = collections.defaultdict(set)
     for question, context in asked:
-        positives[words(question["question"])].add(words(context))
-    contexts = {words(each["context"]): each["context"] for each in article["paragraphs"]}
+        positives[normalized(question["question"])].add(normalized(context))
+    contexts = {normalized(each["context"]): each["context"] for each in article["paragraphs"]}
     return [
         {
             "id": question["id"],
@@ -51,7 +51,7 @@ def article_queries(article: dict) -> list[dict]:
             "negatives": [
                 other
                 for key, other in contexts.items()
-                if key not in positives[words(question["question"])]
+                if key not in positives[normalized(question["question"])]
             ],
         }
         for question, context in asked
@@ -68,7 +68,7 @@ def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int
         raise ValueError(
             f"--heldout_articles must be less than the {len(articles)} articles of {source}"
         )
-    contexts = {words(paragraph["context"]): paragraph["context"] for paragraph in paragraphs}
+    contexts = {normalized(paragraph["context"]): paragraph["context"] for paragraph in paragraphs}
     files = {
         "train": [query for article in queries[:-heldout_articles] for query in article],
         "dev": [query for article in queries[-heldout_articles:] for query in article],

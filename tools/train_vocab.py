@@ -43,9 +43,9 @@ CASED = flags.DEFINE_bool(
 STRIP_ACCENTS = flags.DEFINE_bool(
     "strip_accents",
     None,
-    "Strip accents and other combining marks, or keep them (--nostrip_accents), in WordPiece; by "
-    "default they are stripped from uncased text, as in BERT. If this differs from the default, "
-    "--output is named *.json. The other kinds keep accents.",
+    "Strip accents and other combining marks in WordPiece (--nostrip_accents keeps them). By "
+    "default they are stripped from uncased text, as in BERT; any other choice needs an --output "
+    "named *.json. The other kinds keep accents.",
 )
 
 
@@ -62,8 +62,8 @@ def main(argv: list[str]) -> None:
         filename = FILENAMES["WordPiece"]
         if suffix != ".json":
             sys.exit(
-                f"train_vocab: --output={output} cannot say that accents are "
-                f"{'stripped' if strip_accents else 'kept'}: name it *.json, which says it"
+                f"train_vocab: --output={output} cannot store that accents are "
+                f"{'stripped' if strip_accents else 'kept'}: name it *.json, which can"
             )
     if (suffix if suffix in (".model", ".json") else ".txt") != os.path.splitext(filename)[1]:
         sys.exit(

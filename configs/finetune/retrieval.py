@@ -8,7 +8,7 @@ and Cho (2019) and is trained to choose the passage among its negatives.
 Expected time: 35 min for the command below on two cores shared with other programs.
 Expected result: MRR@10 0.912 and recall@1 0.855 on 200 English questions of XQuAD, the last 8 of 36
 articles, over all 180 paragraphs (one seed, best epoch 1; each question has one paragraph, so
-that recall is accuracy). MiniLM, a sentence encoder, starts from 0.907 and 0.850.
+recall equals accuracy). MiniLM, a sentence encoder, starts from 0.907 and 0.850.
 
     python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --heldout_articles=8
     python -m bert_jax.finetune --config=configs/finetune/retrieval.py:bi_encoder \

@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # Reads tags that are invalid in their scheme as conlleval does, where a stray I- begins an
     # entity; the log counts them. By default they are an error.
     config.data.repair_tags = False
-    # Default: the labels in train. Needed for the names of tags that are numbers, in their order.
+    # Default: the labels in train. For tags that are numbers: their names, in the order from 0.
     config.data.labels = ()
     # As in the paper: neighboring sentences of the document fill the window. Much slower, since
     # every sentence takes max_seq_length tokens. A file without document marks is one

@@ -48,14 +48,14 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.label = "label"  # Column of the label.
     config.data.id = ""  # Column of unique ids, written to the predictions; empty: numbers.
     config.data.header_lines = 1  # The first names the columns, the others are skipped.
-    # Default: the labels in train, sorted, numbers as numbers; as a flag: a,b.
+    # Default: the labels in train, sorted (numbers by value); as a flag: a,b.
     config.data.labels = ()
     config.data.regression = False  # The label is a number.
-    # Regression on the labels as they are. By default, a new head is trained on labels less their
-    # mean in train, divided by their standard deviation; its outputs have their scale all the same.
+    # Trains a regression on the labels as they are. By default, a new head is trained on labels
+    # standardized by their mean and deviation in train; in both cases it predicts unscaled labels.
     config.data.raw_targets = False
-    # Multi-label: what separates the labels of a text, such as | in a|b. In JSONL also a list, of
-    # which [] is no label, and null an unknown one.
+    # Multi-label: what separates the labels of a text, such as | in a|b. JSONL may also have lists:
+    # [] means no label, null unknown labels.
     config.data.label_separator = ""
     # Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, spearman,
     # r2, and for two classes matthews, and roc_auc or average_precision of the positive class: the
@@ -77,7 +77,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.classifier_dropout_rate = placeholder(float)  # Before the head, if it differs.
     config.model.attention_dropout_rate = placeholder(float)  # Of attention probabilities.
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
-    config.model.kernels = placeholder(str)  # Default auto: those of TPUs; plain: none.
+    config.model.kernels = placeholder(str)  # Default auto: on TPUs; plain: none.
     config.model.scan_layers = placeholder(bool)  # Default: False on a CPU: compile all layers.
     config.model.remat = placeholder(str)  # Recompute in the backward pass: none, dots, full.
     # Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5.

@@ -90,7 +90,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.checkpoint_every = 5_000  # Steps between checkpoints.
     config.keep_checkpoints = 3  # Keeps the last N checkpoints.
     config.keep_every = 0  # Also keeps a checkpoint every N steps; 0 means none.
-    # Of each file of a checkpoint, compared on resuming: reads them once more (terabytes: False).
+    # Writes a checksum of each file of a checkpoint, and verifies them on resuming. False saves
+    # reading terabytes once more.
     config.checksums = True
     config.profile_steps = 0  # Steps whose trace is written to the workdir, from the third.
     # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
@@ -120,7 +121,7 @@ def model_config() -> ConfigDict:
     # How the model runs, which changes only speed and rounding: fields of
     # bert_jax.model.execution.Execution.
     model.dtype = "bfloat16"
-    # With a TPU, layers run in kernels; "plain": never.
+    # "auto": layers run in kernels on a TPU; "plain": never.
     model.kernels = "auto"
     # True: compile one layer and loop over it; False: all layers. Default: all layers on a CPU.
     model.scan_layers = placeholder(bool)
