@@ -163,7 +163,7 @@ def _is_hidden(name: str, pattern: str) -> bool:
 
 
 def _matches(parts: list[str], patterns: list[str]) -> bool:
-    """Returns whether the parts of a path match those of a glob, where leading dots are explicit."""
+    """Returns whether the parts of a path match those of a glob; it must name leading dots."""
     if not parts or not patterns:
         return not parts and patterns in ([], ["**"])
     is_named = patterns[0].startswith(".") or not parts[0].startswith(".")

@@ -170,8 +170,8 @@ def _advise_on_accents(tokenizer: Tokenizer) -> list[str]:
         return []
     return [
         f"{len(accented):,} pieces of the vocabulary have accents, such as {accented[0]!r}, but "
-        "its tokenizer strips accents from texts, so these pieces are never used: if the vocabulary "
-        "was trained with accents, give the directory of its model, or put a tokenizer_config.json "
+        "its tokenizer strips accents from texts, so these are never used: if the vocabulary was "
+        "trained with accents, give the directory of its model, or put a tokenizer_config.json "
         'with {"do_lower_case": true, "strip_accents": false} beside it'
     ]
 

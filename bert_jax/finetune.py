@@ -96,7 +96,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
 def prepare(config: ConfigDict, labels_of_run: Sequence[str] = ()) -> FinetuneSetup:
     """Validates the configuration, and reads the weights to start from and the task.
 
-    `labels_of_run` are those of the run to resume, which keeps their order; () for a new run.
+    `labels_of_run` are the labels of the run to resume, whose order it keeps; () for a new run.
     """
     check_required_fields(config)
     check_numbers(config)

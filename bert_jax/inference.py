@@ -71,8 +71,9 @@ def load(
       device: where the parameters are, and so where the model computes: one of `jax.devices()`, or
         "cpu", "gpu" or "tpu". None: JAX's default device.
       verify_checksums: whether to compare the files of a native checkpoint with the checksums that
-        were written with them; without, terabytes are read once instead of twice.
-      allow_non_finite: whether to warn of weights that are NaN or infinite, instead of refusing.
+        were written with them. False reads the files once instead of twice.
+      allow_non_finite: whether to warn about weights that are NaN or infinite, instead of raising
+        CheckpointError.
     """
     if not isinstance(directory, str | os.PathLike):
         raise TypeError(f"directory must be the path of a model's directory, got {directory!r}")

@@ -328,7 +328,7 @@ def read_unreported(settings: dict) -> list[dict]:
 
 
 def trained_lengths(phases: list[Phase], source: LoadedModel | None) -> list[int | None]:
-    """Returns up to which length the positions are trained after each phase; None: unknown."""
+    """Returns the length up to which positions are trained after each phase; None if unknown."""
     trained = trained_length(source.settings) if source else 0
     if trained is None:
         return [None] * len(phases)

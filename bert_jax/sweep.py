@@ -134,9 +134,9 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
 
 
 def run(config: ConfigDict, workdir: str, dry_run: bool = False) -> dict | None:
-    """Runs `sweep`; returns what to print: its result with rounded scores, as in the report.
+    """Runs `sweep`; returns its result with scores rounded as in the report, to be printed.
 
-    None for a `dry_run`, which has printed its own as text.
+    Returns None for a `dry_run`, which has already printed its result as text.
     """
     result = sweep(config, workdir, dry_run)
     if dry_run or not result:  # Empty on the other processes.
@@ -150,7 +150,7 @@ def results_of(
 ) -> dict[str, dict | None]:
     """Returns the result of each trial by name, None before it has ended; writes nothing.
 
-    `renamed` has the new workdirs of trials by those in which they are.
+    `renamed` maps the current workdirs of trials to their new ones.
     """
     old, results = {new: path for path, new in renamed.items()}, {}
     trials = (trial for group in groups for part in group.parts.values() for trial in part)
@@ -299,7 +299,7 @@ def claim_program(
 def make_groups(
     config: ConfigDict, configurations: Sequence[Configuration], first: int
 ) -> list[Group]:
-    """Returns the trials of each group, numbered from `first`, by program; reads nothing."""
+    """Returns the trials of each group, numbered from `first`, by program; reads no files."""
     groups = []
     for number, (shared, trials) in enumerate(group_trials(configurations).items(), first):
         size = config.max_stacked_trials
@@ -313,14 +313,14 @@ def make_groups(
 
 
 def make_programs(groups: Sequence[Group], setups: dict[str, FinetuneSetup]) -> list[Program]:
-    """Returns the programs of trials; adds their `setups`, by what the trials of a group share.
+    """Returns the programs of all groups; adds each group's setup to `setups`, by `Group.shared`.
 
     Raises ValueError for an invalid configuration, or several metrics.
     """
     programs, weights = [], {}
     for shared, parts in groups:
         trials = [trial for part in parts.values() for trial in part]
-        for trial in trials:  # The fields of all of them, before any examples are read.
+        for trial in trials:  # Checks the fields of all trials before any examples are read.
             with naming(trial):
                 check_numbers(trial.config)
                 check_tracker(trial.config.tracker)
@@ -338,7 +338,7 @@ def make_programs(groups: Sequence[Group], setups: dict[str, FinetuneSetup]) -> 
 
 @contextlib.contextmanager
 def naming(trial: Trial) -> Iterator[None]:
-    """Raises errors of a configuration with the name of its trial, and of fields of `base`."""
+    """Adds the name of a trial to errors of its configuration, whose fields are those of `base`."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -351,7 +351,7 @@ def prepare(
 ) -> FinetuneSetup:
     """Builds the setup of a trial, and of those that differ from it only in PER_TRIAL.
 
-    `weights`, by `init_from`, are read once, and so are the examples that other `setups` have.
+    Reads each `init_from` once, kept in `weights`, and reuses the examples of other `setups`.
     Raises ValueError.
     """
     with naming(trial):
@@ -376,7 +376,7 @@ def prepare(
 
 
 def fields_of_examples(config: ConfigDict) -> str:
-    """Returns the fields on which the examples of a task and the initial weights depend."""
+    """Returns as text the fields that determine the examples of a task and the initial weights."""
     return repr({name: v for name, v in flatten(config).items() if name not in TRAINING_FIELDS})
 
 

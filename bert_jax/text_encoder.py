@@ -251,9 +251,9 @@ class TextEncoder:
         if trained and longest > trained and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"an input has {longest} tokens, and the model was trained on at most {trained}: "
-                "its later positions are untrained. Shorten the inputs (max_length, where a method "
-                "has it), or train it on longer rows",
+                f"an input has {longest} tokens, but the model was trained on at most {trained}: "
+                "its later positions are untrained. Shorten the inputs (max_length, if the method "
+                "has it), or train the model on longer rows",
                 stacklevel=3,
             )
         limit = self.config.max_position_embeddings

@@ -28,7 +28,7 @@ def abstract_rows(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, dtypes and any sharding of a global batch of `num_rows` rows.
 
-    Of the corpus, `rows` needs only `max_seq_length` and `max_sequences`.
+    `rows` is the corpus, or any object with its `max_seq_length` and `max_sequences`.
     """
     row = row_dtype(rows.max_seq_length, rows.max_sequences)
     fields = {name: row[name] for name in row.names}

@@ -32,7 +32,7 @@ class ModelInput:
       label: target, None if unknown. Classification: index of the class; regression: value;
         multiple choice: index of the choice; tagging: int32 `[length]`, NO_LABEL where nothing is
         predicted; span: first, last position; embedding: int32 `[passages]`, the numbers of its
-        passages, equal for equal ones, then of all others that answer its query.
+        passages, equal for equal ones, then those of all others that answer its query.
       teacher_outputs: what a teacher's head returns for it, an entry of `model.heads.Outputs`; None
         without a teacher.
     """
@@ -64,13 +64,15 @@ def make_sequence(
         ids += second
     ids += after
     if not ids:
-        raise ValueError("a text has no tokens, and this tokenizer adds no special tokens: drop it")
+        raise ValueError(
+            "a text has no tokens, and this tokenizer adds no special tokens: remove it"
+        )
     has_second = start is not None and layout.has_segments
     return np.array(ids, np.int32), start if has_second else len(ids)
 
 
 def check_segments(config, features: Iterable[ModelInput]) -> None:
-    """Raises ValueError for a pair of a model with a single segment, which has no vector for it.
+    """Raises ValueError for a text pair if the model has no segment for the second text.
 
     `config` is the configuration of an architecture.
     """
@@ -85,7 +87,8 @@ def check_segments(config, features: Iterable[ModelInput]) -> None:
 ONE_SEGMENT = (
     "type_vocab_size is 1, so the model has no segment for the second text of a pair: use a model "
     "with 2 or a tokenizer whose pairs have one segment, such as RoBERTa's (for any of "
-    'transformers, "model_input_names": ["input_ids", "attention_mask"] in tokenizer_config.json)'
+    'transformers, set "model_input_names": ["input_ids", "attention_mask"] in its '
+    "tokenizer_config.json)"
 )
 
 

@@ -23,7 +23,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 3
-END_BYTES = 1 << 16  # Of a shard: its first block, and the index of all.
+END_BYTES = 1 << 16  # At each end of a shard: in its first block, and in the index of all blocks.
 # Decides the order of rows: with another number, a resumed run would continue on other rows. If
 # batches are as large as blocks, rows that share a batch share one in the next epoch with a
 # probability of about 1 / WINDOW_BLOCKS**2, plus chance. A host reads whole windows.
@@ -164,9 +164,12 @@ class Rows:
                     f"{path} has {size:,} bytes, expected {entry['bytes']:,}: truncated or replaced"
                 )
             starts = range(0, entry["rows"], block_rows)
-            # Each block has a checksum of its own; shards may be exchanged. Older ones have none.
+            # Blocks have their own checksums; this one detects exchanged shards. Corpora of older
+            # versions have none.
             if "crc32_of_ends" in entry and checksum_of_ends(path) != entry["crc32_of_ends"]:
-                raise CorpusError(f"{path} is damaged, or another shard: its checksum differs")
+                raise CorpusError(
+                    f"{path} is damaged, or another shard: its checksum does not match"
+                )
             reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
             if reader.num_records() != len(starts):
                 raise CorpusError(
@@ -228,7 +231,7 @@ def checksum_of_ends(path: pathlib.Path) -> str:
 
 
 def manifest_checksum(manifest: dict) -> str:
-    """Returns the CRC-32 of a manifest without its entry "crc32", however it is laid out."""
+    """Returns the CRC-32 of a manifest without its entry "crc32", whatever its white space."""
     content = {name: value for name, value in manifest.items() if name != "crc32"}
     return f"{zlib.crc32(json.dumps(content).encode()):08x}"
 
@@ -247,7 +250,7 @@ def _read_manifest(directory: pathlib.Path) -> dict:
     if version != FORMAT_VERSION:
         raise CorpusError(f"{path} has format_version {version}, expected {FORMAT_VERSION}")
     if manifest.get("crc32") not in (None, manifest_checksum(manifest)):  # Older ones have none.
-        raise CorpusError(f"{path} is damaged: its CRC-32 is not {manifest['crc32']}")
+        raise CorpusError(f"{path} is damaged: its CRC-32 does not match {manifest['crc32']}")
     return manifest
 
 

@@ -56,7 +56,7 @@ from bert_jax.training.optimizer import (
 from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
 
 LARGE_RATIO = 10.0
-"""Weight of a class, over that of the most frequent one, from which on there is a warning."""
+"""Ratio of the largest class weight to that of the most frequent class that gives a warning."""
 
 # Fields in which the trials of a stack may differ: they change no shape of the program.
 PER_TRIAL = (
@@ -278,11 +278,17 @@ def setup_finetuning(
     like: FinetuneSetup | None = None,
     labels_of_run: Sequence[str] = (),
 ) -> FinetuneSetup:
-    """Builds the setup, with its examples; `params` to `tokenizer` are of the initial weights.
+    """Builds the setup, with its examples.
 
-    The examples and hashes are those of `like`, if given, whose configuration then differs at most
-    in `TRAINING_FIELDS`. `labels_of_run` are those of a run to resume. Raises ValueError or
-    FileNotFoundError if the configuration or the files are invalid.
+    Args:
+      config: the configuration of the run.
+      params, settings, tokenizer: of the initial weights.
+      like: a setup whose examples and hashes are reused; its configuration may differ only in
+        `TRAINING_FIELDS`.
+      labels_of_run: the labels of a run to resume.
+
+    Raises:
+      ValueError, FileNotFoundError: if the configuration or the files are invalid.
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
     for name in ("dropout_rate", "attention_dropout_rate"):  # May differ between trials.
@@ -317,7 +323,7 @@ def setup_finetuning(
         tuned = {name: saved_head[name] for name in task.tuned if name in saved_head}
         task = task.with_settings(tuned)
         head_settings |= tuned
-        # Its outputs keep their scale, whatever the labels of this run.
+        # A pretrained head keeps the scale of its outputs, whatever the labels of this run.
         for name in TARGET_SCALE:
             head_settings.pop(name, None)
             if name in saved_head:
@@ -369,8 +375,9 @@ def setup_finetuning(
     )
     if trained and config.max_seq_length > trained:
         logging.warning(
-            "--config.max_seq_length=%d, but %s was trained on at most %d tokens: fine-tuning "
-            "alone trains the positions after them. Expect better scores with max_seq_length=%d",
+            "--config.max_seq_length=%d, but %s was trained on at most %d tokens: only "
+            "fine-tuning trains the positions after them. Expect better scores with "
+            "max_seq_length=%d",
             config.max_seq_length,
             config.init_from,
             trained,
@@ -408,9 +415,9 @@ def read_task(
 ) -> Task:
     """Reads the examples of `config`; `saved_head` describes the head in the weights.
 
-    Labels found in the examples are in the order of the run to resume or, if the head has the same
-    labels, in its order: that of a run of an earlier version may be another one. Raises ValueError
-    or FileNotFoundError if the configuration or the files are invalid.
+    Labels found in the examples keep the order of the run to resume, or of a head with the same
+    labels, because earlier versions may have sorted them otherwise. Raises ValueError or
+    FileNotFoundError if the configuration or the files are invalid.
     """
     try:
         module = import_part("bert_jax.tasks", config.task, "get_task")
@@ -435,7 +442,8 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     """Returns the weight of each class; balanced: labels / (classes * labels of the class).
 
     A class without training examples never enters the loss: it is not counted and has weight 1.
-    Raises ValueError if another one is given for it. Warns of weights that outweigh the rest.
+    Raises ValueError if another weight is given for it. Warns if a weight is so large that its
+    class is predicted where it is improbable.
     """
     given = weights = tuple(config.class_weights)
     if not given or not task.train:
@@ -459,7 +467,7 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
         if not count and weight != 1:
             raise ValueError(
                 f"--config.class_weights={','.join(map(str, given))}: {label!r} has the weight "
-                f"{weight:g}, but no example in train: give it the weight 1, or remove the class"
+                f"{weight:g}, but no examples in train: give it the weight 1, or remove the class"
             )
     warn_of_large_weights(classes, weights, counts)
     return weights
@@ -468,10 +476,10 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
 def warn_of_large_weights(
     classes: Sequence[str], weights: Sequence[float], counts: np.ndarray
 ) -> None:
-    """Warns of a class that is predicted where it is improbable, as its weight is so large.
+    """Warns if the weight of a class is so large that it is predicted where it is improbable.
 
-    A model whose probabilities are right weighs them: it predicts the class, and not the most
-    frequent one, where p * weight exceeds (1 - p) * that class's weight.
+    A calibrated model predicts the class, not the most frequent one, if its probability p times its
+    weight exceeds 1 - p times the weight of the most frequent class.
     """
     weights = np.array(weights)
     frequent = int(np.argmax(counts))
@@ -481,10 +489,10 @@ def warn_of_large_weights(
         return
     roots = np.sqrt(weights / weights.min()).round(2)
     logging.warning(
-        "class_weights: %r (%d of %d labels in train) weighs %.3g times %r (%d), so that it is "
-        "predicted from a probability of %.2g on: more of its examples are found, and up to "
+        "class_weights: %r (%d of %d labels in train) has %.3g times the weight of %r (%d), so it "
+        "is predicted at any probability above %.2g: more of its examples are found, but up to "
         "%.0f %% of its predictions may be wrong. Compare precision in predictions/*_classes.tsv "
-        "with a run without weights, or with their roots: --config.class_weights=%s",
+        "with a run without weights, or with their square roots: --config.class_weights=%s",
         classes[rare],
         counts[rare],
         counts.sum(),

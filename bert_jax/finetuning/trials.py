@@ -166,7 +166,7 @@ class TrialRun:
                 result["collapsed"] = task.head.is_collapsed(split.features, outputs)
                 if result["collapsed"]:
                     logging.warning(
-                        "%s collapsed: it predicts the same, or nearly so, for all of %s; see "
+                        "%s collapsed: its predictions are equal, or nearly so, for all of %s; see "
                         "Collapsed runs in docs/finetuning.md",
                         self.trial.workdir,
                         split.name,
@@ -190,13 +190,13 @@ class TrialRun:
 
 
 def warn_of_constant_metric(path: pathlib.Path, metric: str) -> None:
-    """Warns if a metric was equal at all of several evaluations, in the lines of `path`."""
+    """Warns if a metric in the lines of `path` was the same at all evaluations."""
     lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     values = [line[metric] for line in lines if metric in line]
     if len(values) > 1 and len(set(values)) == 1:
         logging.warning(
-            "%s was %.4f at all of %d evaluations, so that only the loss has selected the "
-            "checkpoint: train longer, or see Collapsed runs in docs/finetuning.md",
+            "%s was %.4f at all %d evaluations, so the checkpoint was selected by the loss alone: "
+            "train longer, or see Collapsed runs in docs/finetuning.md",
             metric,
             values[0],
             len(values),

@@ -68,7 +68,7 @@ class Embeddings(nn.Module):
         if self.config.type_vocab_size:
             # RoBERTa has one segment, whose vector it adds to all tokens.
             x += self.segment_embedding(jnp.minimum(segment_ids, self.config.type_vocab_size - 1))
-        if self.config.num_task_embeddings:  # ERNIE's first task is the only one.
+        if self.config.num_task_embeddings:  # Always ERNIE's first task.
             x += self.task_embedding(jnp.zeros_like(tokens))
         x = apply_dropout(self.layer_norm(x), dropout)
         return self.projection(x) if self.config.embedding_size else x

@@ -60,7 +60,7 @@ class BertConfig:
     position_offset: int = 0
     """Rows of the position table before the one of the first token of a sequence."""
     num_task_embeddings: int = 0
-    """Rows of a table of which ERNIE adds the first to all tokens; 0: there is no such table."""
+    """Rows of ERNIE's table of task embeddings, of which all tokens get the first; 0: no table."""
     activation: str = "gelu"
     """Of feed-forward layers and of the head for tokens, one of `ACTIVATIONS`."""
     pooler_activation: str = "tanh"

@@ -2,7 +2,7 @@
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
 change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu_kernels`, computes
-BERT's layers with TPU kernels and a gradient of its own. Only this file imports it, and the
+BERT's layers with TPU kernels and a gradient of its own. It is imported only here and by the
 estimates in `bert_jax/pods`, which count the cycles of the kernels.
 """
 

@@ -42,8 +42,8 @@ def _one_label_set(features, outputs):
 def _one_value(features, outputs):
     """Returns whether the outputs vary by at most 5 % of the labels' standard deviation.
 
-    So they explain at most 0.25 % of its square. Without labels, or if these are all equal, whether
-    their range is at most 1/1000 of the largest output.
+    Such outputs explain at most 0.25 % of the labels' variance. Without labels, or if all are
+    equal, returns whether the range of the outputs is at most 1/1000 of the largest one.
     """
     labels = [feature.label for feature in features if feature.label is not None]
     if labels and np.ptp(labels):
@@ -137,8 +137,8 @@ class TaskModel(nn.Module):
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
       lstm_size: units per direction of a BiLSTM between encoder and head; 0: none.
-      target_mean, target_std: of the labels that a regression was trained on. The dense layer
-        computes standardized values, and the outputs are these times `target_std` plus the mean.
+      target_mean, target_std: mean and standard deviation of the labels that a regression was
+        trained on. The dense layer computes standardized values; the outputs are scaled back.
       execution: how the encoder runs.
     """
 

@@ -1,7 +1,7 @@
 """What a model is pre-trained for: one file each, named by `config.objective`.
 
-A file holds all of an objective: its model, how rows become a batch, its losses, what it needs of a
-teacher, and its FLOPs. It offers the class, a frozen dataclass, as `Objective`.
+Each file defines one: its model, how rows become a batch, its losses, what it needs of a teacher,
+and its FLOPs. The class, a frozen dataclass, is available as `Objective` of the file.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from bert_jax.runtime.named_modules import import_part
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
-"""Of each metric a float32 sum and the count that it is divided by: over rows, microbatches and
-devices both are added, and the mean is the same however the rows are split."""
+"""Metric -> (float32 sum, count to divide it by). Both are added over rows, microbatches and
+devices, so the mean does not depend on how the rows are split."""
 
 
 class Objective(Protocol):
-    """How packed rows become a batch, and what is computed and minimized on it.
+    """Defines how packed rows become a batch, and which losses and metrics are computed on it.
 
     Attributes:
       causal: whether the model is left to right.
-      main_loss, main_accuracy: the metrics that give the perplexity, and that the progress bar
-        shows.
-      rules: the sharding of parameters that its model adds to an architecture's.
+      main_loss: the metric whose exponential is the perplexity.
+      main_accuracy: the metric that the progress bar shows.
+      rules: the sharding of the parameters that its model adds to an architecture's.
     """
 
     causal: ClassVar[bool]
@@ -36,7 +36,10 @@ class Objective(Protocol):
 
     @staticmethod
     def max_predictions(config, given: int | None, length: int) -> int:
-        """Returns the maximum number of targets in a row of `length`; ValueError for `given`."""
+        """Returns the maximum number of targets in a row of `length` tokens.
+
+        `given` is the number in the configuration, if any. Raises ValueError if it is invalid.
+        """
 
     @classmethod
     def from_config(cls, config, tokenizer, max_predictions: int) -> "Objective":
@@ -53,7 +56,7 @@ class Objective(Protocol):
         """Returns the batch of packed rows, on the device that holds them."""
 
     def counts(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns, of each loss, the count over the global batch that normalizes it; at least 1."""
+        """Returns the count that normalizes each loss, over the global batch; at least 1."""
 
     def sums(self, model: nn.Module, params: dict, batch: Batch, dropout=None) -> Sums:
         """Returns the losses, in nats, and the other metrics of a shard of the batch."""
@@ -72,7 +75,7 @@ class TaughtObjective(Objective, Protocol):
         """Returns the objective with the teacher that the settings of its checkpoint describe."""
 
     def frozen_params(self, teacher_params: Mapping) -> dict:
-        """Returns the parameters that a step adds to the `params` of `sums`."""
+        """Returns the parameters that `sums` needs in its `params` beside the updated ones."""
 
     def initial_params(self, teacher_params: Mapping, modules: Mapping) -> dict:
         """Returns the parameters of a student with these `modules` that starts from the teacher."""
@@ -95,5 +98,5 @@ def learns_from_teacher(objective: type[Objective]) -> bool:
 
 
 def mean_metrics(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Returns the mean of each metric; 0, not NaN, without anything to count."""
+    """Returns the mean of each metric; 0, not NaN, if its count is 0."""
     return {name: float(total) / (float(count) or 1.0) for name, (total, count) in sums.items()}

@@ -13,8 +13,8 @@ GIB = 2**30
 class Chip:
     """Data-sheet figures of one JAX device: half a chip on v3 and tpu7x, a chip otherwise."""
 
-    # Peak bf16 FLOP/s over FLOPs per cycle, two per cell of the matrix units; assumed if there is a
-    # `max_clock_hz`: Google does not publish it, and anything between them agrees with the peak.
+    # Peak bf16 FLOP/s divided by FLOPs per cycle, two per cell of the matrix units. With a
+    # `max_clock_hz`, Google does not publish the clock: any between both agrees with the peak.
     clock_hz: float
     hbm_bytes: int
     usable_hbm_bytes: float  # What the compiler allows a program: more than hbm_bytes on v5p.
@@ -56,8 +56,8 @@ CHIPS = {
 }
 
 # The slices that exist, from cloud.google.com/tpu/docs (a page per chip) and, for tpu7x,
-# cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. In three dimensions they are these and
-# multiples of 4 in ascending order, up to a number of chips.
+# cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. In three dimensions: SMALL_SLICES_3D,
+# and all shapes of multiples of 4 in ascending order with at most MAX_CHIPS.
 SLICES_2D = {
     "v2": "2x2 4x4 8x8 8x16 16x16",
     "v3": "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
@@ -67,14 +67,14 @@ SLICES_2D = {
 SMALL_SLICES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 MAX_CHIPS = {"v4": 3072, "v5p": 6144, "tpu7x": 9216}  # v4 and v5p: 12x16x16 and 16x16x24.
 
-# By the Cloud TPU API's name of a chip, how many of what its accelerator types count a chip has:
-# TensorCores, or chips.
+# Chip in the Cloud TPU API -> what a chip counts in the number of an accelerator type: its two
+# TensorCores, or 1.
 CORES_IN_NAME = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "v5litepod": 1, "v6e": 1}
 
 
 @functools.cache
 def slice_shapes(chip: str) -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes of the slices that exist of a chip, by ascending number of chips."""
+    """Returns the shapes of all existing slices of a chip, by ascending number of chips."""
     if chip in SLICES_2D:
         return tuple(tuple(map(int, shape.split("x"))) for shape in SLICES_2D[chip].split())
     cubes = MAX_CHIPS[chip] // 4**3
@@ -93,10 +93,10 @@ def default_shape(chip: str, num_chips: int) -> tuple[int, ...] | None:
 
 
 def nearest_shapes(chip: str, num_chips: int, shape: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
-    """Returns the slices of a chip nearest to one that does not exist.
+    """Returns the existing slices nearest to one that does not exist.
 
-    They are the one with as many chips that is most similar to `shape` or, if there is none, the
-    most compact ones of the next smaller and the next larger number.
+    Returns the slice with the same number of chips that is most similar to `shape`; if there is
+    none, the most compact slices with the next smaller and the next larger number of chips.
     """
     counts = [math.prod(each) for each in slice_shapes(chip)]
     smaller = max((count for count in counts if count <= num_chips), default=None)
@@ -120,7 +120,7 @@ def format_shape(shape: tuple[int, ...]) -> str:
 
 
 def accelerator_type(chip: str, num_chips: int) -> str | None:
-    """Returns the Cloud TPU API's name of a slice, such as v4-32; None if it has no such chip."""
+    """Returns the Cloud TPU API's name of a slice, such as v4-32; None for a chip that it lacks."""
     if chip == "tpu7x":
         return None
     name = "v5litepod" if chip == "v5e" else chip
@@ -140,7 +140,7 @@ def parse_accelerator_type(name: str) -> tuple[str, int] | None:
 
 
 def describe_nearest(chip: str, num_chips: int, shape: tuple[int, ...] = ()) -> str:
-    """Names the nearest slices under both names: try v4:2x2x4 (v4-32), the nearest."""
+    """Returns advice that names the nearest slices: "try v4:2x2x4 (v4-32), the nearest"."""
     texts = []
     for each in nearest_shapes(chip, num_chips, shape):
         name = accelerator_type(chip, math.prod(each))

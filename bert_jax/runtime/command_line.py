@@ -31,8 +31,8 @@ def restart_with_huge_pages() -> None:
 
     XLA's CPU client allocates temporaries anew in every step, and clearing them is slow with
     4 KiB pages (see `benchmarks/train_step.py`). glibc reads the setting only at startup.
-    Standard streams that are closed become /dev/null: a file opened later would take their number,
-    and then receive what libraries in C log.
+    Replaces closed standard streams by /dev/null: a file opened later would otherwise get their
+    number, and receive what libraries in C log.
     """
     for number in range(3):
         try:
@@ -46,7 +46,7 @@ def restart_with_huge_pages() -> None:
 
 
 class _LogStream(io.FileIO):
-    """A file descriptor to which what cannot be written is lost."""
+    """A file descriptor that discards what cannot be written, instead of raising."""
 
     def write(self, data) -> int:
         data = memoryview(data).cast("B")
@@ -58,11 +58,11 @@ class _LogStream(io.FileIO):
 
 
 def keep_running_without_log() -> None:
-    """Makes sys.stdout and sys.stderr streams that never raise: a log line ends no run.
+    """Replaces sys.stdout and sys.stderr by streams that never raise, so no log line ends a run.
 
-    The terminal may be closed, the reader of the pipe killed, the disk of the log full, or a text
-    hold characters that the locale lacks. The streams have no buffer, so that a signal handler may
-    write, too.
+    Writing fails if the terminal was closed, the reader of the pipe has exited, the disk of the log
+    is full, or the locale lacks a character. The streams have no buffer, so that a signal handler
+    may write to them, too.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
         previous = getattr(sys, name)
@@ -111,8 +111,8 @@ def given_fields(values=flags.FLAGS) -> dict:
 def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
     """Returns the positional arguments; exits with a one-line message for an invalid flag.
 
-    With --help and a --config, it also prints the fields of that configuration. From then on
-    characters that the locale lacks are printed as escapes, as on stderr, and are no error.
+    With --help and a --config, also prints the fields of that configuration. From then on, stdout
+    shows characters that the locale lacks as escapes, as stderr does, instead of raising.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -157,10 +157,11 @@ def print_config_fields(argv: Sequence[str]) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the message of an error, to which one of the system has its path and a remedy added.
+    """Returns the message of an error; adds a path and a fix to an OSError that has no path.
 
-    Writing to an open file, starting a process and the like raise errors without a path. What is
-    added is the path of the last file that a function of the traceback holds, or our last function.
+    Such errors are raised by writing to an open file or starting a process, for example. The path
+    is that of the last open file among the local variables of the traceback; if there is none, the
+    last function of this project is named instead.
     """
     if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
         return str(error)
@@ -177,7 +178,7 @@ def describe_error(error: Exception) -> str:
         errno.EMFILE: "raise the limit on open files with ulimit -n",
         errno.ENFILE: "the whole system has too many open files: stop other programs",
         errno.ENOSPC: f"free disk space, also in {tempfile.gettempdir()} (TMPDIR)",
-        errno.EROFS: "use a directory that can be written",
+        errno.EROFS: "use a writable directory",
     }
     fix = f"; {fixes[error.errno]}" if error.errno in fixes else ""
     return f"{error}{where}{fix}"

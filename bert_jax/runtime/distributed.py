@@ -122,10 +122,10 @@ def check_equal_on_all_processes(settings: dict[str, object]) -> None:
 
 
 def stop_signals(is_distributed: bool) -> list[signal.Signals]:
-    """Returns the signals that stop a run and that its own handlers must handle.
+    """Returns the signals that stop a run, for which it must install handlers.
 
-    SIGTERM says that the host is reclaimed, SIGINT is Ctrl-C, and SIGHUP says that the terminal was
-    closed, unless it was ignored when the program started, as by nohup.
+    SIGTERM means that the host is reclaimed, SIGINT is Ctrl-C, and SIGHUP means that the terminal
+    was closed. SIGHUP is left out if it was ignored when the program started, as under nohup.
     """
     numbers = [signal.SIGINT]
     if not is_distributed:  # JAX handles SIGTERM in a multi-process run.
@@ -169,5 +169,5 @@ class Preemption:
                 os._exit(INTERRUPTED)
             self.interrupted = True
             print("\nInterrupted: saving this step. Press Ctrl-C again to exit.", file=sys.stderr)
-        if self._is_distributed:  # JAX then agrees with the others on the last step.
+        if self._is_distributed:  # JAX then agrees with the other processes on the last step.
             os.kill(os.getpid(), signal.SIGTERM)

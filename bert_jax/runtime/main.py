@@ -123,9 +123,9 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
 
 
 def _stop_outside_a_step(workdir: str, exit_code: int, *_) -> NoReturn:
-    """Exits at once, and says what is saved; called as the handler of a signal."""
+    """Handles a signal: exits at once, with a message that says what is saved."""
     saved = []
-    if not is_bucket(workdir):  # Which would take seconds to answer.
+    if not is_bucket(workdir):  # A bucket would take seconds to list.
         paths = [*pathlib.Path(workdir).glob("checkpoints/*")]
         paths += pathlib.Path(workdir).glob("programs/*/checkpoints/*")  # Of a sweep.
         if steps := [int(path.name) for path in paths if path.name.isdecimal()]:
@@ -149,7 +149,7 @@ def check_devices() -> None:
 
 
 def print_result(result: dict, workdir: str) -> None:
-    """Prints the result of a run, numbers with six digits; `result.json` has all.
+    """Prints the result of a run with numbers of six digits; `result.json` has all digits.
 
     The last lines name the predictions of a fine-tuned model.
     """

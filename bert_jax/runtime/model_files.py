@@ -43,7 +43,7 @@ def _read_json(path: pathlib.Path, expected_type: type, name: str) -> dict | lis
 
 
 def hub_hint(name: str) -> str:
-    """Returns how to download the model that a name on a hub means; "" if it is another path."""
+    """Returns how to download the model `name` from a hub; "" if that cannot be its name."""
     path = pathlib.Path(name)
     is_file = path.suffix in (".txt", ".json", ".model")
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not is_file

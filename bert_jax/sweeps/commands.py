@@ -46,8 +46,9 @@ def finetune_command(base_config: str, trial: ConfigDict, workdir: str) -> str:
 
 
 def flag_text(value: object) -> str:
-    """Returns the text that a flag reads as `value`, if possible one that a shell needs no quotes
-    for: balanced of ("balanced",), and 1.0,2.5 of (1.0, 2.5).
+    """Returns text that a flag parses as `value`, if possible one that needs no shell quotes.
+
+    For example, returns "balanced" for ("balanced",), and "1.0,2.5" for (1.0, 2.5).
     """
     if not isinstance(value, tuple | list):
         return str(value)
@@ -56,7 +57,7 @@ def flag_text(value: object) -> str:
             return value[0]
     elif len(value) > 1 and all(type(each) in (int, float) for each in value):
         return ",".join(map(repr, value))
-    # With double quotes, as the shell's are single.
+    # Double quotes, because the shell quotes are single.
     texts = [
         json.dumps(each, ensure_ascii=False) if isinstance(each, str) else repr(each)
         for each in value

@@ -95,7 +95,7 @@ def describe_result(result: dict | None) -> str:
 def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -> dict:
     """Prints the steps of each trial, and an estimate of memory and time; returns the totals.
 
-    `results` are of the trials that have ended, by name. A line is printed as soon as it is known.
+    `results` has the result of each trial, by name. A line is printed as soon as it is known.
     """
     costs, num_steps, seconds, seconds_left = {}, [], 0.0, 0.0
     names = [trial.workdir.name for program in programs for trial in program.trials]
@@ -149,7 +149,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_line(widths: Sequence[int], row: Sequence[str]) -> None:
-    """Prints a row, on the main process."""
+    """Prints a row, only on process 0."""
     if jax.process_index() == 0:
         print("  ".join(map(str.ljust, row, widths)).rstrip(), flush=True)
 

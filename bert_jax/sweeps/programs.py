@@ -31,9 +31,11 @@ class Program(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Trials whose fields outside PER_TRIAL are equal: `shared`, as text.
+    """Trials that differ only in PER_TRIAL.
 
-    `parts` are the trials of each of its programs, by name.
+    Attributes:
+      shared: their other fields, as text.
+      parts: program name -> its trials.
     """
 
     shared: str

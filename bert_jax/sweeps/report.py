@@ -49,9 +49,9 @@ ABOUT_RANKING = (
     "included."
 )
 ABOUT_RANKING_OF_ONE_SEED = (
-    "Sorted by the dev score of the best checkpoint, and of equal ones by its loss; a "
+    "Sorted by the dev score of the best checkpoint, and equal scores by its loss; a "
     "configuration that diverged has none, and ranks last. Each has one seed: differences as "
-    "small as those between seeds mean nothing (num_seeds adds some). Collapsed trials (constant "
+    "small as those between seeds mean nothing (num_seeds adds more). Collapsed trials (constant "
     "predictions) are included."
 )
 ABOUT_CURVES = "The best configurations are colored; all others are gray."
@@ -143,9 +143,9 @@ def run_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
 
 
 def count_trials(config: ConfigDict, summaries: Sequence[Summary]) -> str:
-    """Returns how many trials there are, as text: configurations x seeds.
+    """Returns the number of trials as text: configurations x seeds.
 
-    Of a search, also how many configurations it has proposed, and how often they are trained.
+    For a search, also says how many configurations it proposed, and how often each was trained.
     """
     seeds = [str(trial.config.seed) for trial in summaries[0].configuration.trials]
     total = plural(len(summaries) * len(seeds), "trial")
@@ -207,7 +207,7 @@ def class_blocks(trial: Trial, split: str) -> list[Block]:
         header, *rows = csv.reader(file, delimiter="\t")
     labels = header[5:]
     text = f"Its scores on {split} by class"
-    if labels != [row[0] for row in rows]:  # Not a confusion matrix: of several labels, or many.
+    if labels != [row[0] for row in rows]:  # No confusion matrix: multi-label, or many labels.
         return [f"{text}:", Table([header, *rows])]
     if len(labels) <= MAX_CONFUSION:
         header = [*header[:5], *(f"predicted {label}" for label in labels)]

@@ -70,7 +70,7 @@ def has_one_seed(summaries: Sequence[Summary]) -> bool:
 
 
 def name_of_score(summaries: Sequence[Summary]) -> str:
-    """Returns what the configurations are ranked by: of one seed, no median."""
+    """Returns the name of the ranking score: the metric or, with several seeds, its median."""
     return f"{'' if has_one_seed(summaries) else 'median '}{summaries[0].metric}"
 
 

@@ -6,10 +6,10 @@ Columns are separated by tabs in a line that has one, so that words may contain 
 spaces in other lines. In JSONL, each line is a sentence, `{"tokens": [...], "tags": [...]}`, and
 may name its "document".
 
-"#" may also be a word. Before the first word of a sentence, a line that begins with "# " and has as
-many columns as the others is a word if its tag has a prefix (B-LOC) or is the tag of another word,
-and else a comment, such as "# newpar" and "# sent_id = 1". After it, all lines are words: CoNLL-U
-has comments only before the words.
+A line that begins with "# " and has as many columns as the others may be a comment, such as
+"# newpar", or the word "#". Before the first word of a sentence it is a word if its tag has a prefix
+(B-LOC) or is the tag of another word, and otherwise a comment. After the first word it is always a
+word: CoNLL-U has comments only before the words.
 
 IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after an entity of the
 same type. BIOES marks the last word of an entity with E- or, if single, S-; BILOU uses L- and U-.
@@ -162,8 +162,9 @@ def iterate_sentences(
         logging.info("%s: %d comments skipped", path, comments)
     if unsure:
         logging.warning(
-            "%s: %d lines with as many columns as the words are read as comments, as no word has "
-            "their last column as its tag: %s. Where # is a word, separate its columns by a tab",
+            "%s: %d lines that begin with # and have as many columns as words are read as comments, "
+            "because no word has their last column as its tag: %s. If # is a word there, separate "
+            "its columns by tabs",
             path,
             len(unsure),
             _shown(unsure),
@@ -302,8 +303,8 @@ def _named_tags(tags: Sequence[int], names: Sequence[str], what: str) -> list[st
         return list(map(str, tags))
     for tag in tags:
         if not 0 <= tag < len(names):
-            problem = f"there are {len(names)} names of tags, from 0: {', '.join(names)}"
-            raise ValueError(f"{what} holds {tag}, but {problem}: give all in --config.data.labels")
+            problem = f"there are only {len(names)} names of tags, from 0: {', '.join(names)}"
+            raise ValueError(f"{what} has {tag}, but {problem}: name all in --config.data.labels")
     return [names[tag] for tag in tags]
 
 

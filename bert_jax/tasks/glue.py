@@ -105,7 +105,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             files.update((file.stem, str(file)) for file in (path, *path.parent.glob(_DEV_IDS)))
         tables.check_columns(records, columns)
         label_column = "label" if is_tfds else dataset.label
-        values = read_labels(  # All are checked, also of the examples that are left out.
+        values = read_labels(  # Checks all labels, also of examples that are then left out.
             records,
             label_column,
             classes,

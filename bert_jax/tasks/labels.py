@@ -129,8 +129,8 @@ def read_labels(
 
     Returns None for a record without the column or with "" in it. Labels are compared as by
     `match_labels`. `aliases` maps other texts to labels, or to ""; `hint` ends the ValueError
-    message for an unknown label. If `multi_label`, each record has any number of labels, its
-    `labels`: returns float32 `[labels]` of 0s and 1s, and None where they are None.
+    message for an unknown label. If `multi_label`, a record may have any number of `labels`: its
+    value is float32 `[labels]` of 0s and 1s, or None if its labels are unknown.
     """
     values = []
     if multi_label:

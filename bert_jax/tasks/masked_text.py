@@ -16,7 +16,7 @@ class Fill(NamedTuple):
 
     `token` is the text of one id, `tokenizer.decode([id])`, as transformers' pipeline gives it:
     "river" or "##s" (WordPiece), " river" or "s" (byte-level BPE), "river" or "s" (unigram).
-    `tokenizer.encode(token)` is the id again where it begins a word.
+    `tokenizer.encode(token)` gives the id again if the token begins a word.
     """
 
     token: str
@@ -70,7 +70,8 @@ def fill_texts(
 ) -> list[list[Fill] | list[list[Fill]]]:
     """Returns the fills of each text, or for several masks of each mask, from `forward`'s logits.
 
-    `apply` is `forward.apply_by_length` for the positions of the model.
+    `apply` is `forward.apply_by_length` with the model's limit on positions already given.
+
     Raises ValueError for a text without a mask, or of more than `limit` tokens.
     """
     mask, features = tokenizer.mask_token, []

@@ -1,4 +1,4 @@
-"""Files of queries and passages for retrieval, and which of their texts are equal to the model."""
+"""Reads queries and passages for retrieval, and finds which of their texts a model sees as equal."""
 
 import math
 import pathlib
@@ -15,7 +15,7 @@ from bert_jax.tasks.tables import field, text_field
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 QUERY_KEYS = ("id", "query", "positive", "negatives", "rank", "depth")
-# Words in a key that say which passages are right, in the formats of other libraries.
+# Words in keys of other libraries' formats that say which passages are relevant.
 _RELEVANCE = {"neg", "negative", "pos", "positive", "label", "score", "relevance"}
 
 
@@ -52,10 +52,10 @@ def read_queries(
 
     Args:
       empty_texts: whether a query or a negative may be empty; a positive never may.
-      unused: receives the number of lines that have each key which nothing reads.
+      unused: receives, for each key that is not read, the number of lines that have it.
 
-    Raises ValueError for a bad line, and for an unused key that says which passages are right, such
-    as "negative" or "score": to leave it out would change what is learned and scored.
+    Raises ValueError for a bad line, and for an unread key that says which passages are relevant,
+    such as "negative" or "score": ignoring it would change what is learned and scored.
     """
     objects = tables.read_objects(path)
     for key, count in _find_unused(objects).items():
@@ -85,7 +85,7 @@ def _find_unused(objects: Iterable[tuple[dict, str]]) -> dict[str, int]:
     found = tables.find_unused_keys(objects, QUERY_KEYS)
     for key, (_, location) in found.items():
         words = {word.removesuffix("s") for word in re.split(r"[^a-z]+", key.lower())}
-        if key != "scores" and words & _RELEVANCE:  # As written with predictions.
+        if key != "scores" and words & _RELEVANCE:  # Predictions are written with "scores".
             raise ValueError(
                 f"{location}: {key!r} is not read: write passages that answer the query as "
                 "'positive' (a line for each), others as 'negatives' (a list); otherwise remove it"
@@ -110,7 +110,7 @@ def _query(values: dict, location: str, number: int, empty_texts: bool) -> Query
 
 
 def _place(values: dict, name: str, location: str) -> int | None:
-    """Returns `values[name]`, None if missing. Raises ValueError unless a whole number from 1."""
+    """Returns `values[name]`, None if missing. Raises ValueError for all but positive integers."""
     value = values.get(name)
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"{location}: {name!r} must be a whole number from 1, found {value!r:.60}")
@@ -122,8 +122,8 @@ def read_passages(
 ) -> list[str]:
     """Reads the passages of a JSONL file, one `{"text": ...}` per line.
 
-    Without `empty_texts`, an empty one raises ValueError. `unused` receives the number of lines
-    that have each other key.
+    Without `empty_texts`, an empty passage raises ValueError. `unused` receives, for each other
+    key, the number of lines that have it.
     """
     objects = tables.read_objects(path)
     found = tables.find_unused_keys(objects, {"text"})
@@ -133,12 +133,12 @@ def read_passages(
 
 
 class TokenizedTexts:
-    """The token ids of texts: two texts with the same are one text to a model.
+    """The token ids of texts. To a model, texts with the same ids are the same text.
 
     Attributes:
-      ids: the first ids of each text, which the model sees.
-      identity: of each text, what only equal texts have in common: all of its ids, or, as unknown
-        tokens may hide a difference, its words.
+      ids: text -> the ids that the model sees, the first ones of a long text.
+      identity: text -> a value that only equal texts share: all of its ids, or its words if it has
+        unknown tokens, which may hide a difference.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
@@ -170,7 +170,7 @@ class TokenizedTexts:
         return list(first.values())
 
     def num_truncated(self, texts: Iterable[str]) -> int:
-        """Returns the number of distinct texts of which the model sees a part."""
+        """Returns the number of distinct texts that the model sees only in part."""
         return len(self._truncated.intersection(texts))
 
 
@@ -201,7 +201,7 @@ def choose_negatives(
     for negative in line.negatives:
         if len(chosen) == count:
             break
-        passages.add([negative])  # Known already, unless another was left out.
+        passages.add([negative])  # Already there, unless an earlier negative was left out.
         if passages.seen(negative, room) not in right:
             chosen.append(negative)
             continue
@@ -214,6 +214,6 @@ def check_differs(line: Query, negative: str, passages: TokenizedTexts) -> None:
     """Raises ValueError if the negative of a line equals its positive."""
     if line.positive and passages.identity[negative] == passages.identity[line.positive]:
         raise ValueError(
-            f"{line.location}: the positive is also one of the negatives, up to what the tokenizer "
-            f"ignores: {line.positive!r:.60} and {negative!r:.60}"
+            f"{line.location}: the positive is also one of the negatives, except for what the "
+            f"tokenizer ignores: {line.positive!r:.60} and {negative!r:.60}"
         )

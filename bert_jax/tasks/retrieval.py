@@ -4,8 +4,8 @@ Both are trained on queries, each with a passage that answers it and, optionally
 one `{"query": ..., "positive": ..., "negatives": [...]}` per line. Lines with equal queries are one
 query with several positives.
 
-Queries and passages are equal if their token ids are: in training those that the model sees, in
-rankings all of them, as truncation must not turn a wrong passage into the right one.
+Two queries or passages are equal if their token ids are equal: in training the ids that the model
+sees, in rankings all ids, because truncation must not make a wrong passage equal to the right one.
 """
 
 import collections
@@ -51,7 +51,7 @@ ROLES = ("bi_encoder", "cross_encoder")
 
 
 class Inputs(NamedTuple):
-    """Makes the sequences of queries and passages for a role."""
+    """Builds the sequences of queries and passages for a role."""
 
     tokenizer: Tokenizer
     is_bi_encoder: bool
@@ -108,7 +108,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         head, labels = dataclasses.replace(heads.EMBEDDING, label_layout=layout), ()
     splits = []
     for name, each in lines.items():
-        # All lines of a query are kept, or none.
+        # Keeps either all lines of a query or none.
         distinct = list(dict.fromkeys(queries.identity[line.text] for line in each))
         kept = set(limit_examples(distinct, config, name, notes))
         each = [line for line in each if queries.identity[line.text] in kept]
@@ -169,9 +169,9 @@ def _read_splits(
     if config.data.num_negatives is None and with_negatives:
         fewest = min(len(line.negatives) for line in train)
         raise ValueError(
-            f"{with_negatives[0].location}: 'negatives', but --config.data.num_negatives is not "
-            "set: set it to 0 to train without them, or to how many to train with per line (each "
-            f"has at least {fewest})"
+            f"{with_negatives[0].location}: it has 'negatives', but --config.data.num_negatives is "
+            "not set: set it to 0 to train without them, or to the number to train with per line "
+            f"(each has at least {fewest})"
         )
     return lines
 
@@ -198,9 +198,9 @@ def _train_features(
     inputs: Inputs,
     notes: dict[str, int],
 ) -> list[ModelInput]:
-    """Returns the feature of each line to train on, one or more of `all_lines`.
+    """Returns a feature for each line in `train`, a part of `all_lines`.
 
-    A positive of a query, on whichever line, is never trained as wrong for it.
+    A positive of a query, on any of `all_lines`, is never a negative for this query.
     """
     queries, passages = inputs.queries, inputs.passages
     positives: dict[bytes, dict[str, None]] = {queries.seen(line.text): {} for line in train}
@@ -235,8 +235,8 @@ def _train_features(
         else:
             sequences, label = inputs.pairs(line.text, candidates), 0  # The positive is first.
         features.append(ModelInput(*zip(*sequences, strict=True), label))
-    notes["train negatives left out, as they are positives of the query"] = num_left_out
-    notes[f"train negatives after the first {num_negatives} of a query, not used"] = num_unused
+    notes["train negatives left out because they answer the query"] = num_left_out
+    notes[f"train negatives not used, after the first {num_negatives} of a line"] = num_unused
     return features
 
 
@@ -246,8 +246,8 @@ class Ranking(NamedTuple):
     Attributes:
       lines: indices of the lines of the query.
       passages: distinct passages.
-      positives: of each line, the index in `passages` of its positive; empty if unknown.
-      listed: indices of the passages that a first stage has found; None: all.
+      positives: for each line, the index in `passages` of its positive; empty if unknown.
+      listed: indices of the passages that a first stage found; None: all.
     """
 
     lines: list[int]
@@ -272,9 +272,8 @@ def group_lines(lines: Sequence[Query], queries: TokenizedTexts) -> list[list[in
 def _rank_candidates(group: list[int], lines: Sequence[Query], passages: TokenizedTexts) -> Ranking:
     """Returns the ranking of a query's own candidates, the positives first.
 
-    A first stage has found a positive whose rank is at most its depth. All are ranked, but the
-    pipeline of both ranks only what it has found: these positives, and the best of the others up to
-    that depth.
+    All candidates are ranked, but in a pipeline only those that the first stage found, `listed`: the
+    positives whose rank is at most its depth, and then the best other candidates up to that depth.
     """
     own = [lines[index] for index in group]
     is_labeled = own[0].positive is not None
@@ -319,7 +318,7 @@ def make_split(
     """Builds a split that ranks passages for each query.
 
     The bi-encoder ranks all passages of the collection and of the file; the cross-encoder ranks
-    only the query's own, e.g. those that a first stage has found.
+    only the query's own, for example those that a first stage found.
     """
     is_bi_encoder, is_labeled = inputs.is_bi_encoder, lines[0].positive is not None
     passages = inputs.passages
@@ -382,7 +381,7 @@ def describe_rankings(
     """Returns each line in the input format, with the best wrong passages as hard negatives.
 
     Args:
-      scored: of each query, its ranking and the scores of the passages.
+      scored: the ranking of each query, with the scores of its passages.
     """
     described = {}
     for ranking, scores in scored:

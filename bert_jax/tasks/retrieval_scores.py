@@ -1,4 +1,4 @@
-"""Scores of rankings: MRR, accuracy and recall at ranks, of queries with any number of answers."""
+"""Computes the MRR, accuracy and recall of rankings, for queries with any number of answers."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ TOP = 10
 def find_ranks(
     scores: np.ndarray, relevant: Sequence[int], listed: Sequence[int] | None = None
 ) -> np.ndarray:
-    """Returns the rank, from 1, of each relevant passage in the order of falling scores.
+    """Returns the rank, from 1, of each relevant passage in the order of descending scores.
 
-    Of equal scores, those of passages that are not relevant come first.
+    In a tie, passages that are not relevant come first.
 
     Args:
       scores: `[passages]`, of one query.
@@ -43,7 +43,7 @@ def rank_scores(ranks: Sequence[np.ndarray]) -> dict[str, float]:
 
     They are defined as in sentence-transformers' InformationRetrievalEvaluator: `mrr_at_k` is the
     reciprocal rank of the first relevant passage, 0 beyond k; `accuracy_at_k` is 1 if any of them
-    is among the first k; `recall_at_k` is the share of them that is. For queries with a single
+    is among the first k; `recall_at_k` is the share of them that are. For queries with a single
     relevant passage, accuracy and recall are equal.
     """
     first = np.array([np.min(each) for each in ranks])

@@ -6,9 +6,9 @@ import numpy as np
 import scipy  # Imports scipy.stats, which is slow, on first use.
 
 MAX_CONFUSION = 100
-"""Labels up to which a table of scores by class has the confusion matrix."""
+"""Maximum number of labels for which a table of scores by class has the confusion matrix."""
 MAX_CONFUSED = 5
-"""Labels named for each class where it has none."""
+"""Number of confused labels that are named for each class if there are more labels."""
 
 
 def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
@@ -44,9 +44,9 @@ def class_table(
 
     `predicted` and `expected` are `[examples, labels]`, bool or 0 and 1, dense or sparse. For one
     label per example, a row ends with its row of the confusion matrix, which counts the labels
-    predicted for its examples; of more than `MAX_CONFUSION` labels, with the wrong ones that are
-    predicted most, as text. If `multi_label`, where a wrong label replaces no other, it ends with
-    how often the label is predicted, and how often it is so correctly.
+    predicted for its examples; with more than `MAX_CONFUSION` labels, it ends with the wrong labels
+    that are predicted most, as text. If `multi_label`, a wrong label does not replace another, so a
+    row ends with how often the label is predicted, and how often correctly.
     """
     predicted, expected = (scipy.sparse.csr_array(x, dtype=np.int64) for x in (predicted, expected))
     counts = predicted.sum(axis=0), expected.sum(axis=0)

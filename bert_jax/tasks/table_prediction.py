@@ -18,7 +18,7 @@ class Predictions(NamedTuple):
     Attributes:
       rows: a dict for each example, as in `predictions/SPLIT.jsonl` of a run: its "id", its columns
         as text, "label" if known, "prediction", and the "probabilities" of all classes, best first;
-        of more than 100 classes the 10 best, and "num_other_labels".
+        with more than 100 classes only the 10 best, and "num_other_labels".
       scores: the scores by name; empty if the labels are unknown.
     """
 

@@ -78,9 +78,9 @@ def read_table(
     """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, TFDS or dicts, with all of `columns`.
 
     The first of `header_lines` names the columns; the others are skipped. Fields may be quoted.
-    With a `label_separator`, records have the `labels` in the column `label`: a list in JSON and
-    TFDS, or a text that is split. There, null is unknown, and an empty text is no label if any
-    example has labels, else unknown. Raises FileNotFoundError if the file is missing, and
+    With a `label_separator`, records get `labels` from the column `label`: a list in JSON and TFDS,
+    or a text that is split. null means unknown labels; an empty text means no label if any example
+    has labels, and otherwise unknown labels. Raises FileNotFoundError if the file is missing, and
     ValueError if it is malformed, as a TSV whose quotation marks can be read in two ways is.
     """
     without_labels: set[str] = set()  # Locations of null.
@@ -158,7 +158,7 @@ def _record_of_json(
 def _with_label_sets(
     records: Sequence[Record], column: str, separator: str, unknown: set[str]
 ) -> list[Record]:
-    """Returns the records with the labels in their texts; `unknown` are locations without any."""
+    """Returns the records with the labels in their texts; `unknown` has the locations of null."""
     is_labeled = any(each.labels is not None or each.columns.get(column) for each in records)
     labeled = []
     for record in records:
@@ -352,9 +352,9 @@ def note_unused_columns(
 def find_unused_keys(
     objects: Iterable[tuple[dict, str]], used: Collection[str]
 ) -> dict[str, tuple[int, str]]:
-    """Returns the keys besides `used`: how many objects have a value there, and the first's place.
+    """Returns each key not in `used` -> (number of objects with a value, location of the first).
 
-    A null or an empty list is no value, and ids, such as "query_id", are not meant to be used.
+    A null or an empty list is not a value. Ids, such as "query_id", are left out.
     """
     found: dict[str, tuple[int, str]] = {}
     for values, location in objects:

@@ -91,7 +91,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if data.repair_tags and data.scheme == "none":
         raise ValueError("set --config.data.repair_tags=False: with scheme=none all tags are legal")
     notes: dict[str, int] = {}
-    names = labels  # Of tags that are numbers; not those found in a file, whose order is ours.
+    names = labels  # Of tags that are numbers: only given ones, as we order those found in files.
     train, splits, columns = [], [], 2
     for name, path in files.items():
         # A dev file is scored even if it has fewer columns than train, unless it has only words.

@@ -30,12 +30,12 @@ class Split:
     tune: Callable[[Outputs], dict] | None = None
     # Head settings -> this split, scored and written with them; None: it depends on none.
     with_settings: Callable[[dict], "Split"] | None = None
-    # Numbers of examples by their name, for the log, such as {"questions": 100}; of several names,
-    # the first is what scores are means over. Empty: the features are the examples.
+    # What the examples are called -> their number, for the log, such as {"questions": 100}. Scores
+    # are means over the first. Empty: each feature is an example.
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def describe_size(self) -> str:
-        """Returns the numbers of examples in words."""
+        """Returns the numbers of examples as text."""
         counts = self.counts or {"examples": len(self.features)}
         return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 

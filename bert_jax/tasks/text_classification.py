@@ -48,7 +48,7 @@ METRICS_OF_HEADS = {
     "regression": {"pearson": scores.pearson, "spearman": scores.spearman, "r2": scores.r2},
     "multi_label": {"micro_f1": scores.f1, "macro_f1": scores.multi_label_f1},
 }
-# Of a regression also these, which cannot select: lower is better.
+# Also reported for a regression. They cannot select a checkpoint, because lower is better.
 ERRORS = {
     "mean_squared_error": scores.mean_squared_error,
     "mean_absolute_error": scores.mean_absolute_error,
@@ -59,9 +59,9 @@ TWO_CLASS_METRICS = {"matthews": scores.matthews}
 RANKING_METRICS = {"roc_auc": scores.roc_auc, "average_precision": scores.average_precision}
 
 MAX_LABELS = 100
-"""Labels up to which the predictions have the probabilities of all, and the log the scores."""
+"""Maximum number of labels for which predictions have all probabilities, and the log all scores."""
 NUM_BEST = 10
-"""Probabilities of an example in the predictions, if there are more labels."""
+"""Number of probabilities per example in the predictions if there are more labels."""
 
 
 def get_head(config: ConfigDict) -> Head:
@@ -161,7 +161,7 @@ def read_split(
     # Without training data the labels are the head's.
     hint = "; fix it, or list all labels in --config.data.labels" * bool(data.train)
     options = {"required": name == "train", "hint": hint, "multi_label": bool(separator)}
-    # All labels are checked, also of the examples that are left out.
+    # Checks all labels, also of examples that are then left out.
     values = read_labels(records, data.label, labels, **options)
     examples, values = (limit_examples(each, config, name, notes) for each in (records, values))
     if values[0] is None:
@@ -185,13 +185,13 @@ def read_split(
 
 
 def target_scale(labels: Sequence[float]) -> dict[str, float]:
-    """Returns the settings of a head that predicts standardized labels; a constant has std 1.
+    """Returns the settings of a head that predicts standardized labels; std is 1 for a constant.
 
-    Without them, a head that starts near 0 and predicts values around 1,000 spends its training on
-    their mean, and a small learning rate never reaches it.
+    Without them, a head that starts near 0 and must predict values around 1,000 spends its training
+    on their mean, which a small learning rate never reaches.
     """
     mean, std = float(np.mean(labels)), float(np.std(labels)) or 1.0
-    logging.info("Training on labels less their mean, %.6g, over their deviation, %.6g", mean, std)
+    logging.info("Training on standardized labels: mean %.6g, standard deviation %.6g", mean, std)
     return {"target_mean": mean, "target_std": std}
 
 
@@ -232,7 +232,7 @@ def make_split(
     `ranking_metrics` rank the examples by the logit of the positive class, `positive_of_two`, minus
     the other. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
-    of every class, or of more than `MAX_LABELS` of the best and the predicted ones; and
+    of every class, or with more than `MAX_LABELS` only of the best and the predicted ones; and
     NAME_classes.tsv: the `scores.class_table`.
     """
     expected = np.array([feature.label for feature in features])

@@ -102,8 +102,8 @@ def read_directory(
     It is in `tokenizer.json`, or else in `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
     (byte-level BPE) or `*.model` (ALBERT). Options in `tokenizer_config.json` override options in
     `tokenizer.json`. Where neither says whether BERT lower-cases, the pieces decide
-    (`lower_case_of`), where transformers always would; `lower_case` overrides all. The vocabulary
-    in the file `named` is read: if `tokenizer.json` has another, that file does not count.
+    (`lower_case_of`), where transformers always would; `lower_case` overrides all. If a file is
+    `named`, its vocabulary is read, and a `tokenizer.json` with another vocabulary is ignored.
 
     Raises FileNotFoundError without a vocabulary, and ValueError for a tokenizer or an option that
     is not supported.
@@ -159,9 +159,9 @@ def _post_processor(
 ) -> dict:
     """Returns the post-processor that joins texts as they were joined when the model was trained.
 
-    transformers 4 joined them as `tokenizer.json` says, and adds nothing without a post-processor;
-    transformers 5 does so for generic classes, and joins as the models of other classes do. Without
-    a class, in files of other programs, a post-processor counts if there is one.
+    transformers 4 joins texts as `tokenizer.json` says, and adds nothing without a post-processor.
+    transformers 5 does so only for generic classes; other classes join texts in their own way.
+    Without a class, as in files of other programs, a post-processor is used if there is one.
 
     Warns if no special tokens are added. Raises ValueError for a layout that is not supported.
     """
@@ -184,7 +184,7 @@ def _post_processor(
         processor, layout = bert_processing(spec, special_tokens), Layout()
     if layout.is_bare:
         _warn_of_bare_texts(path, spec, special_tokens, None if is_generic else version)
-    # A model of which transformers does not get segments reads all as 0.
+    # Without segments from transformers, a model reads all tokens as segment 0.
     is_in_5 = tokenizer_class in CLASSES_WITH_SEGMENTS
     has_default = is_in_5 if version == 5 else not is_roberta_class
     inputs = config.get("model_input_names") or [SEGMENTS] * has_default
@@ -194,7 +194,7 @@ def _post_processor(
 
 
 def _version_of_transformers(directory: pathlib.Path) -> int | None:
-    """Returns 4 (or earlier) or 5 (or later), by which a model was saved; None if no file says."""
+    """Returns 4 (or earlier) or 5 (or later): the version that saved a model; None if unknown."""
     version = str(read_optional(directory / "config.json").get("transformers_version", ""))
     major = version.partition(".")[0]
     return (4 if int(major) < 5 else 5) if major.isdecimal() else None
@@ -203,7 +203,7 @@ def _version_of_transformers(directory: pathlib.Path) -> int | None:
 def _warn_of_bare_texts(
     path: pathlib.Path, spec: Mapping, special_tokens: SpecialTokens, version: int | None
 ) -> None:
-    """Warns that sequences have no special tokens; `version`: of transformers, if it matters."""
+    """Warns that sequences have no special tokens; `version` is transformers', if it matters."""
     usual = roberta_processing(spec, special_tokens)
     if spec["model"]["type"] != "BPE" and special_tokens.cls != ROBERTA_TOKENS.cls:
         usual = {name: usual[name] for name in ("type", "sep", "cls")} | {"type": "BertProcessing"}
@@ -279,7 +279,7 @@ def _ids_and_merges(spec: Mapping) -> tuple[dict[str, int], list[str]]:
 def _read_older_vocabulary(
     directory: pathlib.Path, config: Mapping, lower_case: bool | None, named: str
 ) -> tuple[pathlib.Path, dict]:
-    """Returns as `_read_vocabulary`, from files other than `tokenizer.json`."""
+    """Reads the vocabulary from files other than `tokenizer.json`; see `_read_vocabulary`."""
     path = directory / VOCABULARY_FILENAME
     if named == VOCABULARY_FILENAME or (not named and path.exists()):
         check_not_pointer(path)
@@ -349,8 +349,8 @@ def _check_options(
     if code := (config.get("auto_map") or {}).get("AutoTokenizer"):
         raise ValueError(
             f"{directory / CONFIG_FILENAME}: auto_map says that AutoTokenizer is {code}, code of "
-            "the model's repository, which is not run here, and its token ids may be others. If "
-            "transformers gives the same without it (trust_remote_code=False), remove auto_map"
+            "the model's repository, which is not run here, and its token ids may differ. If "
+            "transformers gives the same ids without it (trust_remote_code=False), remove auto_map"
         )
     defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
     defaults |= {"remove_space": True, "sp_model_kwargs": None}  # of ALBERT

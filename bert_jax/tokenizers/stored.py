@@ -141,11 +141,11 @@ def store_as_json(
 def read_layout(
     backend: tokenizers.Tokenizer, special_tokens: SpecialTokens, source: str | pathlib.Path
 ) -> Layout:
-    """Returns how the post-processor of a tokenizer joins texts; BERT's way if it has none.
+    """Returns how the post-processor of a tokenizer joins texts; BERT's layout if it has none.
 
-    (transformers adds nothing then; `huggingface.read_directory` has replaced such a one.)
+    (transformers would add nothing then, but `huggingface.read_directory` leaves no such tokenizer.)
 
-    Raises ValueError for one that is not supported, naming the source.
+    Raises ValueError for a post-processor that is not supported, naming the source.
     """
     if backend.post_processor is None:
         return Layout()
@@ -222,6 +222,7 @@ def lower_cases(backend: tokenizers.Tokenizer) -> bool:
 
 
 def strips_accents(backend: tokenizers.Tokenizer) -> bool:
+    """Returns whether a tokenizer removes accents, as its normalizer does from "é"."""
     return bool(backend.normalizer) and backend.normalizer.normalize_str("\u00e9") == "e"
 
 

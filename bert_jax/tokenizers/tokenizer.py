@@ -329,7 +329,7 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
 
     `path` may also be the directory of a corpus, of a run (its workdir, or a checkpoint), or of a
     model of transformers, such as a folder of the hub's cache. The files beside a vocabulary of
-    such a model count, too. `lower_case` overrides what files or pieces say.
+    such a model are read, too. `lower_case` overrides what files or pieces say.
 
     Raises FileNotFoundError, and ValueError for a file that is none of these or lacks a special
     token.
@@ -359,9 +359,9 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
 
 
 def _find_in_checkpoints(directory: pathlib.Path) -> pathlib.Path | None:
-    """Returns the file of the vocabulary in a checkpoint, or in any of a run, which have the same.
+    """Returns the vocabulary file of a checkpoint, or of any checkpoint of a run: all have the same.
 
-    Returns None in other directories.
+    Returns None for other directories.
     """
     for pattern in ("", "*/", "checkpoints/*/", "best/*/"):
         if found := sorted(directory.glob(f"{pattern}vocabulary/metadata")):
@@ -375,7 +375,7 @@ def _read_from_checkpoint(path: pathlib.Path, lower_case: bool | None) -> Tokeni
         values = json.loads(path.read_text(encoding="utf-8"))
         tokenizer = tokenizer_from_bytes(values["filename"], base64.b64decode(values["base64"]))
         if tokenizer.sha256 != values["sha256"]:
-            raise ValueError("the vocabulary has another SHA-256 than is stored")
+            raise ValueError("the vocabulary does not match its stored SHA-256")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
     if lower_case not in (None, tokenizer.lower_case):
@@ -384,7 +384,7 @@ def _read_from_checkpoint(path: pathlib.Path, lower_case: bool | None) -> Tokeni
 
 
 def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:
-    """Returns whether a vocabulary is of a model of transformers, whose files count with it."""
+    """Returns whether a vocabulary belongs to a transformers model, whose other files then apply."""
     if path.name in (byte_pair.VOCABULARY_JSON_FILENAME, byte_pair.MERGES_FILENAME):
         return True
     if path.suffix == ".model":

@@ -39,7 +39,7 @@ POSITIVE = Bounds(0, excludes_minimum=True)
 def check_bounds(config: ConfigDict, bounds: Bounds, *names: str, limited_by: str = "") -> None:
     """Raises ValueError for a field of `names` outside of `bounds`, unless it is None.
 
-    `limited_by` names the fields from which the maximum follows.
+    `limited_by` names the fields that give the maximum.
     """
     flat = flatten_dict(config.to_dict(), sep=".")
     for name in names:

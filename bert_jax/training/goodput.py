@@ -75,5 +75,5 @@ class StepTimer:
         productive, wall = duration(self._productive), duration(time.time() - self._first_start)
         text = "Goodput %.1f%%: %s of training steps in the %s since the first start"
         if time.time() - self._first_start < SHORT_RUN_SECONDS:
-            text += "; in so short a run, most of the rest is starting and compiling"
+            text += "; in such a short run, most of the rest is startup and compilation"
         logging.info(text, 100 * self.goodput(), productive, wall)

@@ -85,9 +85,9 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict:
 def enable_compilation_cache(workdir: pathlib.Path) -> None:
     """Caches compiled programs, for all runs of this user on this host.
 
-    JAX removes those that were not used for longest. JAX_COMPILATION_CACHE_DIR names another
-    directory, and JAX_COMPILATION_CACHE_MAX_SIZE another limit. A multi-process run has its own
-    cache in the workdir, which its hosts share: process 0 alone writes the programs of all.
+    JAX removes the least recently used ones. JAX_COMPILATION_CACHE_DIR sets another directory, and
+    JAX_COMPILATION_CACHE_MAX_SIZE another limit. A multi-process run has its own cache in the
+    workdir, which its hosts share: only process 0 writes the programs, for all processes.
     """
     if jax.config.jax_compilation_cache_dir:
         return
@@ -116,10 +116,10 @@ def _cpu_features() -> str:
 
 
 def _remove_incomplete_programs(directory: pathlib.Path) -> None:
-    """Creates a cache; removes what a process that was killed, or a full disk, left incomplete.
+    """Creates a cache if necessary; removes programs that a kill or a full disk left incomplete.
 
-    JAX writes the time of its last use after a program: without one, it would neither read the
-    program nor write any other. Waits for the lock that JAX takes. Raises OSError.
+    JAX writes the time of last use after a program. If that is missing, JAX neither reads the
+    program nor writes any other. Waits for the lock that JAX takes. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(directory / ".lockfile", timeout=10):

@@ -195,7 +195,7 @@ def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
 
 
 def check_segments(phases: list[Phase], architecture) -> None:
-    """Raises ValueError if the corpora have pairs, and the model one segment."""
+    """Raises ValueError if a corpus has sentence pairs, but the model has a single segment."""
     for phase in phases:
         labels = phase.train.manifest["splits"]["train"]["nsp_labels"]
         if getattr(architecture, "type_vocab_size", 0) == 1 and any(labels.values()):

@@ -40,9 +40,9 @@ def make_pretrain_step(
 
     The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective`. The
     loss is its total of several, each a mean over the global batch, whatever the number of devices
-    and microbatches. Masks are a function of (seed, row, epoch),
-    dropout of (seed, step, index of the row in the batch): a resumed run draws what an
-    uninterrupted one would have drawn, on any mesh.
+    and microbatches. Masks are a function of (seed, row, epoch), dropout of (seed, step, index of
+    the row in the batch): a resumed run draws what an uninterrupted one would have drawn, on any
+    mesh.
 
     `frozen` has parameters that the objective reads beside the state's, such as a teacher's,
     and that are not updated: an argument, so that they are no constants of the program.

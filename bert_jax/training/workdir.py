@@ -61,7 +61,7 @@ CHANGEABLE_ON_RESUME = (
     "model.scan_layers",
     "model.remat",
     "model.dtype",
-    # What follows from others: checkpoints of earlier versions lack it.
+    # Derived from other settings; checkpoints of earlier versions lack them.
     "languages",
     "trained_length",
     "unreported",
@@ -177,7 +177,9 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
     saved = flatten_dict(saved, sep=".")
     advice = "docs/pretraining.md, Stop and resume, lists the fields that may change"
     lengths = ("num_epochs", "long_phase.num_steps")
-    lengths += ("num_steps",) * ("num_epochs" not in settings)  # Otherwise the files decide.
+    lengths += ("num_steps",) * (
+        "num_epochs" not in settings
+    )  # In fine-tuning, it follows from the data.
     if any(saved.get(name) != settings.get(name) for name in lengths):
         advice = f"{how_to_train_further(workdir, settings)}{advice}"
     check_equal_settings(saved, settings, path, CHANGEABLE_ON_RESUME, advice)
@@ -211,7 +213,7 @@ def check_equal_settings(
         f"  {name}: {_describe_difference(name, saved, settings, path)}"
         for name in sorted(saved.keys() | settings.keys())
         if saved.get(name) != settings.get(name) and not name.startswith(changeable)
-        # Of a version without this field, which is not set now either.
+        # Ignores a field that an earlier version lacked if it is not set now either.
         if name in saved or settings[name]
     )
     if differences:
@@ -222,7 +224,7 @@ def check_equal_settings(
 
 
 def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.Path) -> str:
-    """Returns how a flat setting differs from that in `path`: of contents, whose they are."""
+    """Returns how a flat setting differs from the one in `path`; names the file of a hash."""
     then, now = saved.get(name), settings.get(name)
     if name == "corpora" and then and now:
         paths = " or ".join(filter(None, map(settings.get, ("corpus", "long_phase.corpus"))))
@@ -236,7 +238,7 @@ def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.P
     if part == "contents" and then and now:
         flags = [each for each in (f"data.{field}", field) if settings.get(each)]
         source = f"--config.{flags[0]}={settings[flags[0]]}" if flags else field
-        return f"{source} has other contents: their hash is {then} in {path}, {now} now"
+        return f"{source} has changed: the hash of its contents is {then} in {path}, {now} now"
     return f"{then!r} in {path}, {now!r} now"
 
 

@@ -94,7 +94,7 @@ class Cost(NamedTuple):
 def step_cost(text: str, chip: str = "v4", clock_hz: float | None = None) -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`) on a chip, by default at its clock.
 
-    Only what is exposed depends on the clock: faster arithmetic hides less of the communication.
+    Only exposed communication depends on the clock: faster arithmetic hides less of it.
     Raises ValueError for other text, and MissingKernelCycles.
     """
     computations, entry = parse_hlo(text)

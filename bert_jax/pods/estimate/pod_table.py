@@ -89,7 +89,8 @@ def print_sweep(
     fitting = []
     for row in pod_report.sweep(config, topology, phases, tokenizer, meshes, remat):
         print(report_text.format_sweep_row(row), flush=True)
-        fitting += [row] * row["fits"]
+        if row["fits"]:
+            fitting.append(row)
     if not fitting:
         print("nothing fits")
         return False

@@ -59,7 +59,7 @@ def format_report(report: dict) -> str:
 
 
 def at_each_clock(figures: dict, describe: Callable[[dict], str]) -> str:
-    """Describes figures that depend on the clock, also at the fastest one if it is assumed."""
+    """Describes figures at the clock and, if that is an assumption, also at the fastest clock."""
     text = describe(figures)
     if fastest := figures["at_max_clock"]:
         text += f"; at {fastest['clock_hz'] / 1e6:.0f} MHz {describe(fastest)}"
@@ -67,14 +67,14 @@ def at_each_clock(figures: dict, describe: Callable[[dict], str]) -> str:
 
 
 def format_clock(topology: str) -> str:
-    """Returns 1050 MHz, or 1750 to 2486 MHz (assumed)."""
+    """Returns the clock as text: "1050 MHz", or "1750 to 2486 MHz (assumed)"."""
     clocks = CHIPS[parse_topology(topology)[0]].clocks_hz
     text = " to ".join(f"{clock / 1e6:.0f}" for clock in clocks)
     return f"{text} MHz" + " (assumed)" * (len(clocks) > 1)
 
 
 def caveats(topology: str) -> str:
-    """Returns what the estimates for a topology rest on."""
+    """Returns the assumptions behind the estimates for a topology, as text."""
     name = parse_topology(topology)[0]
     low, *high = (round(clock / 1e6) for clock in CHIPS[name].clocks_hz)
     if not high:
@@ -84,7 +84,7 @@ def caveats(topology: str) -> str:
 
 
 def clock_footnote(names: list[str]) -> str:
-    """Returns the footnote of a table with rows of chips whose clock is assumed; "" without."""
+    """Returns the footnote about chips whose clock is assumed; "" if `names` is empty."""
     ranges = []
     for name in names:
         low, high = CHIPS[name].clocks_hz

@@ -35,8 +35,8 @@ RESOURCE_IS_KEPT = (
 def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     """Returns (type of chip, number of chips, number of hosts); see cloud.google.com/tpu/docs."""
     chip, num_chips = chips.parse_accelerator_type(accelerator_type) or ("", 0)
-    is_even = chip and chips.accelerator_type(chip, num_chips) == accelerator_type
-    if is_even and chips.default_shape(chip, num_chips):
+    is_whole = chip and chips.accelerator_type(chip, num_chips) == accelerator_type
+    if is_whole and chips.default_shape(chip, num_chips):
         per_host = 8 if chip in ("v5e", "v6e") and num_chips <= 8 else 4
         return chip, num_chips, max(num_chips // per_host, 1)
     name = accelerator_type.partition("-")[0]

@@ -97,7 +97,7 @@ def parse_topology(text: str) -> Topology:
         nearest = "" if exists else f"; {describe_nearest(chip, math.prod(sizes), sizes)}"
         raise LaunchError(f"--topology={text} does not exist: {form}{nearest}")
     if math.prod(sizes) < CHIPS_PER_HOST:
-        machines = f"the machines of this launcher have {CHIPS_PER_HOST} chips"
+        machines = f"this launcher uses machines with {CHIPS_PER_HOST} chips"
         raise LaunchError(f"--topology={text}: {machines}; the smallest slice is {chip}:2x2")
     topology = Topology(chip, shape, int(slices or 1))
     if topology.num_slices > 1 and topology.hosts_per_slice == 1:
