@@ -37,7 +37,7 @@ class CorpusConfig:
     dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
     heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
     seed: int = 0
-    # Splits text files at "blank_lines", or takes each of their "lines" or the "files" as a document.
+    # Of text files: what "blank_lines" separate, or each of the "lines", or each of the "files".
     documents: str = "blank_lines"
     sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
     language: str = "en"  # for the sentence splitter, ISO 639-1

@@ -7,9 +7,9 @@ spaces in other lines. In JSONL, each line is a sentence, `{"tokens": [...], "ta
 may name its "document".
 
 A line that begins with "# " and has as many columns as the others may be a comment, such as
-"# newpar", or the word "#". Before the first word of a sentence it is a word if its tag has a prefix
-(B-LOC) or is the tag of another word, and otherwise a comment. After the first word it is always a
-word: CoNLL-U has comments only before the words.
+"# newpar", or the word "#". Before the first word of a sentence it is a word if its tag has a
+prefix (B-LOC) or is the tag of another word, and otherwise a comment. After the first word it is
+always a word: CoNLL-U has comments only before the words.
 
 IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after an entity of the
 same type. BIOES marks the last word of an entity with E- or, if single, S-; BILOU uses L- and U-.
@@ -162,9 +162,9 @@ def iterate_sentences(
         logging.info("%s: %d comments skipped", path, comments)
     if unsure:
         logging.warning(
-            "%s: %d lines that begin with # and have as many columns as words are read as comments, "
-            "because no word has their last column as its tag: %s. If # is a word there, separate "
-            "its columns by tabs",
+            "%s: %d lines that begin with # are read as comments, although they have as many "
+            "columns as words, because no word has their last column as its tag: %s. If # is a "
+            "word there, separate its columns by tabs",
             path,
             len(unsure),
             _shown(unsure),

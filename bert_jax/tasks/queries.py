@@ -1,4 +1,4 @@
-"""Reads queries and passages for retrieval, and finds which of their texts a model sees as equal."""
+"""Reads queries and passages for retrieval, and finds texts that are equal to the model."""
 
 import math
 import pathlib

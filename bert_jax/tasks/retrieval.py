@@ -272,7 +272,7 @@ def group_lines(lines: Sequence[Query], queries: TokenizedTexts) -> list[list[in
 def _rank_candidates(group: list[int], lines: Sequence[Query], passages: TokenizedTexts) -> Ranking:
     """Returns the ranking of a query's own candidates, the positives first.
 
-    All candidates are ranked, but in a pipeline only those that the first stage found, `listed`: the
+    All candidates are ranked, but in a pipeline only those that the first stage found (`listed`):
     positives whose rank is at most its depth, and then the best other candidates up to that depth.
     """
     own = [lines[index] for index in group]

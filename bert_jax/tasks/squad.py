@@ -194,8 +194,8 @@ def read_questions(
     """Reads questions from a `.jsonl` file (one per line), "tfds:NAME#SPLIT" or official JSON.
 
     Ids may be whole numbers and are read as text. Without `null_answers`, as in version 1.1, each
-    question needs an answer, and without `empty_texts`, a text and a context. `unused` receives, for
-    each key of a `.jsonl` file that is not read, the number of lines that have it. Raises
+    question needs an answer, and without `empty_texts`, a text and a context. `unused` receives,
+    for each key of a `.jsonl` file that is not read, the number of lines that have it. Raises
     FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     has_objects = source.startswith("tfds:") or source.endswith(".jsonl")

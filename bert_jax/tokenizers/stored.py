@@ -143,7 +143,7 @@ def read_layout(
 ) -> Layout:
     """Returns how the post-processor of a tokenizer joins texts; BERT's layout if it has none.
 
-    (transformers would add nothing then, but `huggingface.read_directory` leaves no such tokenizer.)
+    (Where transformers would add nothing, `huggingface.read_directory` sets a post-processor.)
 
     Raises ValueError for a post-processor that is not supported, naming the source.
     """

@@ -359,7 +359,7 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
 
 
 def _find_in_checkpoints(directory: pathlib.Path) -> pathlib.Path | None:
-    """Returns the vocabulary file of a checkpoint, or of any checkpoint of a run: all have the same.
+    """Returns the vocabulary file of a checkpoint or, as all have the same, of any of a run.
 
     Returns None for other directories.
     """
@@ -384,7 +384,7 @@ def _read_from_checkpoint(path: pathlib.Path, lower_case: bool | None) -> Tokeni
 
 
 def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:
-    """Returns whether a vocabulary belongs to a transformers model, whose other files then apply."""
+    """Returns whether a vocabulary belongs to a transformers model, whose files it needs."""
     if path.name in (byte_pair.VOCABULARY_JSON_FILENAME, byte_pair.MERGES_FILENAME):
         return True
     if path.suffix == ".model":

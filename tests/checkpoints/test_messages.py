@@ -51,7 +51,7 @@ def renamed(name: str, new_name: str) -> dict:
                 ]
             },
             r"^\S+/m holds checkpoints of transformers' Trainer, checkpoint-20, checkpoint-100: "
-            r"give \S+/checkpoint-100, the last$",
+            r"use \S+/checkpoint-100, the last$",
         ),
         # Stored beside the weights, and not a part of them.
         *(
@@ -103,8 +103,8 @@ def renamed(name: str, new_name: str) -> dict:
         # Names that are not as expected.
         (
             {"tensors": prefixed("teacher.")},
-            r"tensor \S+: expected shape .*, the file has teacher\.\S+: save the part of the model "
-            "under teacher alone, or rename",
+            r"tensor \S+: expected shape .*, the file has teacher\.\S+: save only the submodule "
+            "teacher, or remove this prefix",
         ),
         (
             {"tensors": renamed(WORD_EMBEDDINGS, "bert.embeddings.word_embedding.weight")},
@@ -136,7 +136,7 @@ def test_best_checkpoint_of_a_trainer_is_named(tmp_path):
         write(tmp_path / f"run/checkpoint-{step}", state_dict())
     state = {"best_model_checkpoint": "/home/other/run/checkpoint-20"}
     (tmp_path / "run/checkpoint-100/trainer_state.json").write_text(json.dumps(state))
-    with pytest.raises(FileNotFoundError, match=r"give \S+/run/checkpoint-20, the best, as its tr"):
+    with pytest.raises(FileNotFoundError, match=r"use \S+/run/checkpoint-20, the best, as its tr"):
         bert_jax.load(tmp_path / "run")
     bert_jax.load(tmp_path / "run/checkpoint-20")
 
@@ -151,7 +151,7 @@ def test_path_of_a_file_names_its_directory(tmp_path):
 
 def test_layers_beyond_those_of_the_config_are_named(tmp_path):
     write(tmp_path / "m", state_dict(num_layers=3))
-    with pytest.warns(UserWarning, match="the file has 3 layers, and config.json says 2"):
+    with pytest.warns(UserWarning, match="the file has 3 layers, but config.json says 2"):
         bert_jax.load(tmp_path / "m")
     write(tmp_path / "m", state_dict(num_layers=3), num_hidden_layers=3)
     with warnings.catch_warnings(action="error"):

@@ -321,7 +321,7 @@ def test_blank_input_and_empty_heldout_split_are_clear_errors(tmp_path):
             build_corpus(str(blank), TOKENIZER, tmp_path / "out", config, num_processes=1)
     few = write_text(tmp_path / "few.txt", num_documents=1)
     config = corpus_config(heldout_fraction=0.001)
-    with pytest.raises(ValueError, match="single document, so that there is none to hold out"):
+    with pytest.raises(ValueError, match="single document, so none can be held out"):
         build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
     # As the message says, more text is enough: of several documents, one is held out.
     few = write_text(tmp_path / "few.txt", num_documents=3)

@@ -611,11 +611,11 @@ def test_hidden_files_are_counted_and_can_be_named(tmp_path, caplog):
     for name in ("a.txt", ".b.txt", ".notes/c.txt"):
         (tmp_path / name).write_text("A dog.")
     assert len(find_inputs(f"{tmp_path}/**/*.txt")) == 1
-    assert "2 of the matches are hidden files or in hidden folders, and left out" in caplog.text
+    assert "left out 2 files that are hidden or in hidden folders, such as" in caplog.text
     assert len(find_inputs(f"{tmp_path}/.notes/*.txt,{tmp_path}/.b.txt")) == 2
     (tmp_path / "a.txt").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"all 1 of the matches are hidden .* names the dot"
+        FileNotFoundError, match=r"matches only 1 files that are hidden .* write the dot"
     ):
         find_inputs(f"{tmp_path}/*.txt")
 

@@ -126,7 +126,7 @@ DNA = "\n".join("".join(random.Random(n).choices("ACGT", k=600)) for n in range(
 
 
 def test_dna_without_spaces_is_an_error_of_wordpiece_that_names_the_remedy(tmp_path):
-    with pytest.raises(ValueError, match=r"all of the 20 words .*200 char.*spaces.*--kind=bpe"):
+    with pytest.raises(ValueError, match=r"all 20 words .*200 char.*spaces.*--kind=bpe"):
         train_vocabulary(write(tmp_path, DNA.replace("\n", "\n\n")), "wordpiece", 100, True, 1)
 
 

@@ -64,7 +64,9 @@ def test_a_metric_that_never_changed_is_reported(tmp_path, caplog):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     warn_of_constant_metric(path, "dev/f1")
     (record,) = caplog.records
-    assert record.getMessage().startswith("dev/f1 was 0.0000 at all of 2 evaluations, so that only")
+    assert record.getMessage().startswith(
+        "dev/f1 was 0.0000 at all 2 evaluations, so the checkpoint"
+    )
     warn_of_constant_metric(path, "loss")  # A single one.
     path.write_text(path.read_text() + json.dumps({"step": 6, "dev/f1": 0.1}) + "\n")
     warn_of_constant_metric(path, "dev/f1")

@@ -270,9 +270,9 @@ def test_texts_are_equal_in_training_as_the_model_sees_them(tmp_path, tokenizer)
     ]
     for role in retrieval.ROLES:
         task = make_task(tmp_path, tokenizer, role, train=train, data__num_negatives=1)
-        left_out = "train negatives left out, as they are positives of the query"
+        left_out = "train negatives left out because they answer the query"
         assert task.notes[left_out] == 2
-        unused = "train negatives after the first 1 of a query, not used"
+        unused = "train negatives not used, after the first 1 of a line"
         assert task.notes[unused] == 4 * 3 - 4 - 2
         negatives = [decode(tokenizer, feature.sequences[-1]) for feature in task.train]
         expected = ["the war", "old", "a road", "small"]
@@ -454,7 +454,7 @@ BAD_LINES = {
     "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: id '1' is already used"),
     "positive among negatives, to the tokenizer": (
         [LINES[0] | {"negatives": ["The  RIVER grew\r\nold"]}],
-        r"line 1: the positive is also one of the negatives, up to what the tokenizer ignores",
+        r"line 1: the positive is also one of the negatives, except for what the tokenizer ignores",
     ),
     "negative as text": ([LINES[0] | {"negative": "a king"}], "line 1: 'negative' is not read"),
     "numbered negatives": ([*LINES, LINES[0] | {"negative_2": "a king"}], "line 4: 'negative_2'"),
@@ -500,14 +500,14 @@ def test_negatives_are_trained_with_or_counted_only_if_asked(tmp_path, tokenizer
         config.update_from_flattened_dict({"data.num_negatives": num_negatives} if fields else {})
         return retrieval.get_task(config, tokenizer)
 
-    message = r"train.jsonl, line 1: 'negatives', but --config.data.num_negatives is not set.*has "
+    message = r"train.jsonl, line 1: it has 'negatives', but .*num_negatives is not set.*has "
     with pytest.raises(ValueError, match=message + "at least 2"):
         read(None)
     assert len(read(None, [{"query": "a", "positive": "b"}]).train[0].sequences) == 2
     for count in (0, 1, 2):
         task = read(count)
         assert {len(feature.sequences) for feature in task.train} == {2 + count}
-        unused = f"train negatives after the first {count} of a query, not used"
+        unused = f"train negatives not used, after the first {count} of a line"
         assert task.notes[unused] == 3 * (2 - count)
 
 

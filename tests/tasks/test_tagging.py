@@ -232,7 +232,7 @@ def test_a_comment_is_no_word_and_a_word_no_comment(tmp_path, caplog, lines, wor
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len(warnings) == bool(unsure)
     if unsure:
-        assert f"train.txt: {unsure} lines with as many columns as the words" in warnings[0]
+        assert f"train.txt: {unsure} lines that begin with # are read as comments" in warnings[0]
 
 
 def test_words_that_may_be_comments_without_a_space_are_named(tmp_path, caplog):
@@ -291,7 +291,7 @@ def test_tags_that_are_numbers_have_the_names_of_their_order(tmp_path, tokenizer
     assert trained_tags(task) == ["O", "O", "B-PER", "O", "B-LOC", "O"]
     assert task.splits[0].score is not None
     path.write_text(json.dumps(NER | {"ner_tags": [0, 4, 0]}) + "\n")
-    with pytest.raises(ValueError, match=r"line 1: 'ner_tags' holds 4, but there are 4 names of"):
+    with pytest.raises(ValueError, match=r"line 1: 'ner_tags' has 4, but there are only 4 names of"):
         tagging.get_task(config, tokenizer)
 
 

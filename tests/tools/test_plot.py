@@ -154,7 +154,11 @@ def test_second_workdir_is_a_run_and_not_the_file_to_write(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "output", "message"),
     [
-        (["a", "new.png"], None, "new.png is no workdir of a run: to write there, set --output="),
+        (
+            ["a", "new.png"],
+            None,
+            "new.png is not the workdir of a run: to write to it, set --output=",
+        ),
         (["a", "b"], None, "b/metrics.jsonl is missing: expected the workdir of a run"),
         (["a"], "x.abc", "Format 'abc' is not supported"),
         (["a"], "nowhere/x.png", "No such file or directory"),

@@ -43,12 +43,12 @@ def corpora(rows: int) -> list:
         (
             {"contents": {"dev": "ab12"}, "data": {"dev": "old.csv"}, "num_steps": 3},
             {"contents.dev": "cd34", "data.dev": "new.csv", "num_steps": 4, "num_epochs": 3},
-            r"contents\.dev: --config\.data\.dev=new\.csv has other contents: .*ab12 .* cd34 now",
+            r"contents\.dev: --config\.data\.dev=new\.csv has changed: .*ab12 .* cd34 now",
         ),
         (
             {"contents": {"init_from": "ab12"}},
             {"contents.init_from": "cd34", "init_from": "runs/base"},
-            r"contents\.init_from: --config\.init_from=runs/base has other contents: ",
+            r"contents\.init_from: --config\.init_from=runs/base has changed: the hash ",
         ),
         (
             {"corpora": corpora(1000)},
