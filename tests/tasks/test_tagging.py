@@ -287,7 +287,7 @@ def test_tags_that_are_numbers_have_the_names_of_their_order(tmp_path, tokenizer
     config.data.labels = ("O,B-PER,B-LOC,I-LOC",)
     with caplog.at_level("INFO"):
         task = tagging.get_task(config, tokenizer)
-    assert task.labels == ("O", "B-PER", "B-LOC", "I-LOC") and "those of 'ner_tags'" in caplog.text
+    assert task.labels == ("O", "B-PER", "B-LOC", "I-LOC") and "read from 'ner_tags'" in caplog.text
     assert trained_tags(task) == ["O", "O", "B-PER", "O", "B-LOC", "O"]
     assert task.splits[0].score is not None
     path.write_text(json.dumps(NER | {"ner_tags": [0, 4, 0]}) + "\n")
