@@ -50,7 +50,7 @@ def read_flax(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
         except TypeError as error:
             raise ValueError(
                 f"{path.name} is not a tree of arrays, as save_pretrained of a Flax model writes: "
-                f"{error}; of a training state, save the parameters alone, "
+                f"{error}; save only the parameters of a training state, "
                 "flax.serialization.to_bytes(state.params)"
             ) from error
         if unpacker.tell() != size:

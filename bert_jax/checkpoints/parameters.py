@@ -127,7 +127,7 @@ def unexpected_tensors(report: LoadReport) -> str:
 
 
 def hint_for_unexpected(report: LoadReport) -> str:
-    """Returns what may be the reason for unused tensors, and what to do."""
+    """Returns the likely reason for unused tensors, and how to fix it."""
     names = (_unexpectedly_unused(report), report.loaded)
     layers = [
         [int(found[1]) for name in each if (found := re.search(r"\.layer\.(\d+)\.", name))]
@@ -140,9 +140,7 @@ def hint_for_unexpected(report: LoadReport) -> str:
             "(num_hidden_layers): correct it, unless the last layers were dropped on purpose"
         )
     if any(re.search(r"(^|\.)(layer|embeddings|albert_layers)\.", name) for name in names[0]):
-        return (
-            "the encoder may have parts that are not read, and would give other vectors with them"
-        )
+        return "the encoder may have parts that are not read, with which its vectors would differ"
     return "a head is loaded if `architectures` in config.json names its class"
 
 

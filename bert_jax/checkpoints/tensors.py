@@ -23,7 +23,8 @@ UNREADABLE = {
     "model.onnx": "download the model's model.safetensors, too",
 }
 
-# Files of adapters, of peft, AdapterHub and others; and their tensors, in the weights of a model.
+# Files of adapters that peft, AdapterHub and others write; and tensors of adapters in a model's
+# own files.
 _ADAPTER_FILES = re.compile(
     r"(adapter|adapter_fusion|delta)_config\.json"
     r"|.*(adapter|lora).*\.(safetensors|bin|pt|pth|ckpt|npz|msgpack)(\.index\.json)?",
@@ -34,8 +35,8 @@ _ADAPTER_TENSORS = re.compile(
     r"hada_\w+|lokr_\w+|oft_\w+|vera_\w+)([._].*|$)"
 )
 _MERGE = (
-    "merge it into its model with peft, model.merge_and_unload().save_pretrained(NEW_DIR) (one of "
-    "AdapterHub with adapters, model.merge_adapter(NAME))"
+    "merge it into its model with peft, model.merge_and_unload().save_pretrained(NEW_DIR) (for "
+    "AdapterHub with the library adapters, model.merge_adapter(NAME))"
 )
 # Heads that other libraries store in files of their own, which are not read.
 _HEADS = {
@@ -208,7 +209,7 @@ def unreadable_weights(directory: pathlib.Path) -> str:
             fix = f"rename it to {names[0]}" if names else f"convert it to {next(iter(_FORMATS))}"
             if shard := re.fullmatch(r"(.*)-\d+-of-\d+(\..*)", path.name):
                 fix = f"it is one of several, add {''.join(shard.groups())}.index.json"
-            return f"{path} is not the name of a file of weights that is read: {fix}"
+            return f"{path} does not have the name of a weight file that can be read: {fix}"
     return ""
 
 
@@ -224,10 +225,10 @@ def describe_adapter(directory: pathlib.Path) -> str:
 
 
 def check_no_adapter(names: Iterable[str]) -> None:
-    """Raises ValueError if tensors of these names are of an adapter, which changes its model."""
+    """Raises ValueError if any of these tensors belongs to an adapter, which changes its model."""
     if found := [name for name in names if _ADAPTER_TENSORS.fullmatch(name)]:
         raise ValueError(
-            f"{len(found)} tensors are of an adapter, such as {found[0]}, and adapters are not "
+            f"{len(found)} tensors belong to an adapter, such as {found[0]}, and adapters are not "
             f"read: {_MERGE}"
         )
 

@@ -41,8 +41,8 @@ class Family(NamedTuple):
       tasks: task -> `TaskFormat`.
       headless: heads of pre-training that a model has, in the order of `PRETRAINING_HEADS` -> its
         class, without a task's head.
-      causal_class: class of a model that reads left to right, with its masked-LM head as the head
-        of the next token; "" if there is none.
+      causal_class: class of a left-to-right model, whose masked-LM head predicts the next token;
+        "" if there is none.
     """
 
     prefix: str

@@ -42,8 +42,8 @@ class Stack:
     Attributes:
       runs: the trials that have not ended.
       first_step: the step of the last checkpoint, from which they continue; 0 without one.
-      unreported: the metrics of the steps that no report has included, `[members]` each. After a
-        stop they are those of its checkpoint: the next report is that of a run that went on.
+      unreported: the metrics of the steps that are not in a report yet, `[members]` each. A resumed
+        run has those of its checkpoint, so that its next report is that of an uninterrupted run.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Stack:
         return min(run.loss for run in self.runs)
 
     def save(self, state: TrainState) -> None:
-        """Saves the state, and the metrics of the steps that no report has included."""
+        """Saves the state, and the metrics of the steps that are not in a report yet."""
         for run in self.runs:
             run.writer.sync()
         values = jax.device_get([self._setup.replicate(each) for each in self.unreported])

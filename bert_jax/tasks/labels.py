@@ -75,7 +75,7 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
 def positive_of_two(labels: Sequence[str]) -> int:
     """Returns the index of the positive class of two: the larger number, else the second label.
 
-    Labels that are given, or of a head of an earlier version, may have the larger number first.
+    Given labels, and those of a head of an earlier version, may have the larger number first.
     """
     numbers = list(map(_number, labels))
     return 1 if None in numbers else int(numbers[0] > numbers[1]) ^ 1

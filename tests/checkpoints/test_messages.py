@@ -65,7 +65,7 @@ def renamed(name: str, new_name: str) -> dict:
         *(
             (
                 {"tensors": state_dict() | {name: np.zeros((4, 12))}},
-                rf"1 tensors are of an adapter, such as {name}, and .* model\.merge_and_unload",
+                rf"1 tensors belong to an adapter, such as {name}, and .* model\.merge_and_unload",
             )
             for name in (
                 f"{LAYER}.attention.self.query.lora_A",
@@ -80,7 +80,7 @@ def renamed(name: str, new_name: str) -> dict:
         *(
             (
                 {"files": [name]},
-                rf"^\S+/m/{name} is not the name of a file of weights that is read: {fix}",
+                rf"^\S+/m/{name} does not have the name of a weight file .*: {fix}",
             )
             for name, fix in (
                 ("model.fp16.safetensors", "rename it to model.safetensors"),

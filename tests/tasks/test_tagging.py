@@ -291,7 +291,9 @@ def test_tags_that_are_numbers_have_the_names_of_their_order(tmp_path, tokenizer
     assert trained_tags(task) == ["O", "O", "B-PER", "O", "B-LOC", "O"]
     assert task.splits[0].score is not None
     path.write_text(json.dumps(NER | {"ner_tags": [0, 4, 0]}) + "\n")
-    with pytest.raises(ValueError, match=r"line 1: 'ner_tags' has 4, but there are only 4 names of"):
+    with pytest.raises(
+        ValueError, match=r"line 1: 'ner_tags' has 4, but there are only 4 names of"
+    ):
         tagging.get_task(config, tokenizer)
 
 
