@@ -274,7 +274,7 @@ def _iterate_json_lines(
                 f"--config.data.tags={key} if these are the tags, or remove it"
             )
     if found := sorted(keys - {"tags", tags_key}):
-        logging.info("%s: the tags are those of %s", path, ", ".join(map(repr, found)))
+        logging.info("%s: the tags are read from %s", path, ", ".join(map(repr, found)))
 
 
 def _may_be_tags(values: Mapping, key: str) -> bool:
