@@ -122,7 +122,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         watchdog.beat(f"restoring step {first_step}")
         state = checkpointer.restore(first_step, setup.abstract_state)
         saved = load_settings(checkpointer.directory / str(first_step))
-        # Of the steps since the last report: the next one is that of an uninterrupted run.
+        # Metrics since the last report: with them, the next one is that of an uninterrupted run.
         unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
     else:
         unreported, owes_evaluation = [], False
@@ -316,7 +316,7 @@ def run_settings(
 
 
 def read_unreported(settings: dict) -> list[dict]:
-    """Returns the metrics of the steps up to a checkpoint that no report has included."""
+    """Returns the metrics of the steps up to a checkpoint that are not in a report yet."""
 
     def as_tuple(value):
         return tuple(value) if isinstance(value, list) else value

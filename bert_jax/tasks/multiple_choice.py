@@ -63,7 +63,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         records = drop_blank_rows(records, "label", split, notes)
         check_endings(records[0])
         note_unused_columns(records, {*COLUMNS, "label"}, split, notes)
-        # All labels are checked, also of the examples that are left out.
+        # Checks all labels, also of examples that are then left out.
         labels = read_labels(records, "label", CHOICES, split != "test", aliases=UNLABELED)
         records, labels = (limit_examples(each, config, split, notes) for each in (records, labels))
         records = with_ids(records, "")
