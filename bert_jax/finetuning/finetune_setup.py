@@ -298,8 +298,12 @@ def setup_finetuning(
     if (rate := fields.pop("classifier_dropout_rate", None)) is not None:
         architecture = dataclasses.replace(architecture, classifier_dropout_rate=rate)
     execution = Execution(**fields)
-    check_bounds(config, Bounds(0, architecture.num_layers), "freeze_layers")
-    check_bounds(config, Bounds(8, architecture.max_position_embeddings), "max_seq_length")
+    limit = "the number of layers of init_from"
+    check_bounds(config, Bounds(0, architecture.num_layers), "freeze_layers", limited_by=limit)
+    bounds = Bounds(8, architecture.max_position_embeddings)
+    check_bounds(
+        config, bounds, "max_seq_length", limited_by="max_position_embeddings of init_from"
+    )
     if num_stacked_layers(architecture) < architecture.num_layers:
         for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):
             if config[name] != expected:

@@ -81,6 +81,12 @@ def positive_of_two(labels: Sequence[str]) -> int:
     return 1 if None in numbers else int(numbers[0] > numbers[1]) ^ 1
 
 
+def has_fractions(labels: Sequence[str]) -> bool:
+    """Returns whether all labels are numbers, of which at least one is not an integer."""
+    numbers = list(map(_number, labels))
+    return None not in numbers and any(number % 1 for number in numbers)
+
+
 def match_labels(texts: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
     """Maps each text to the label that is the same text or, if all are numbers, the same number.
 
@@ -153,7 +159,8 @@ def read_labels(
             values.append(index_of_label[name])
         elif labels:
             more = f" and {len(labels) - 50} more" if len(labels) > 50 else ""
-            expected = ", ".join(labels[:50]) + more
+            quoted = any("," in label for label in labels)  # Where commas do not separate them.
+            expected = ", ".join(map(repr, labels[:50]) if quoted else labels[:50]) + more
             raise ValueError(f"{record.location}: label {text!r}, expected one of {expected}{hint}")
         else:
             try:

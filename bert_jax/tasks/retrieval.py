@@ -140,8 +140,9 @@ def _check_config(config: ConfigDict) -> None:
     # The cross-encoder learns to choose among passages.
     min_negatives = 1 if data.train and not is_bi_encoder else 0
     # The cross-encoder needs room for a passage beside the query.
-    max_query_length = config.max_seq_length // (1 if is_bi_encoder else 2)
-    check_bounds(config, Bounds(3, max_query_length), "data.max_query_length")
+    bounds = Bounds(3, config.max_seq_length // (1 if is_bi_encoder else 2))
+    limit = "max_seq_length" if is_bi_encoder else "half of max_seq_length"
+    check_bounds(config, bounds, "data.max_query_length", limited_by=limit)
     check_bounds(config, Bounds(min_negatives), "data.num_negatives")
     check_bounds(config, POSITIVE, "similarity.temperature")
 
@@ -223,7 +224,7 @@ def _train_features(
             flag = f"--config.data.num_negatives={num_negatives}"
             why = f", without {left_out} that answer the query" if left_out else ""
             found = f"fewer negatives ({len(negatives)}{why}) than {flag}"
-            raise ValueError(f"{line.location}: {found}")
+            raise ValueError(f"{line.location}: {found}: set it lower, or add negatives")
         num_left_out += left_out
         num_unused += len(line.negatives) - len(negatives) - left_out
         candidates = (line.positive, *negatives)

@@ -51,7 +51,8 @@ class Question(NamedTuple):
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/squad.py."""
     data, files = config.data, tables.files_from_config(config.data)
-    check_bounds(config, Bounds(1, config.max_seq_length - 4), "data.max_query_length")
+    bounds, limit = Bounds(1, config.max_seq_length - 4), "max_seq_length - 4"
+    check_bounds(config, bounds, "data.max_query_length", limited_by=limit)
     check_bounds(config, AT_LEAST_1, "data.doc_stride", "data.max_answer_length")
     options = {name: data[name] for name in SpanConfig._fields if data.get(name) is not None}
     span_config = SpanConfig(config.max_seq_length, **options)

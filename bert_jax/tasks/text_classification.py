@@ -24,6 +24,7 @@ from bert_jax.tasks.calibration import mean_gap, reliability_of, with_calibratio
 from bert_jax.tasks.labels import (
     LABEL_SEPARATOR,
     find_labels,
+    has_fractions,
     labels_from_config,
     match_labels,
     positive_of_two,
@@ -83,6 +84,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if separator:
         train = split_labels(train, data.label)
     labels = () if data.regression else find_labels(train, data.label, labels_from_config(config))
+    if not data.labels and has_fractions(labels):
+        logging.warning(
+            "the labels are %d different numbers, and each is a class: to predict a number, set "
+            "--config.data.regression=True",
+            len(labels),
+        )
     metric = choose_metric(selecting_metrics(head, labels), data.metric)
     splits = {
         name: read_split(name, examples, labels, config, tokenizer, notes)

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import secrets
+import shlex
 import socket
 from collections.abc import Iterator
 from typing import TextIO
@@ -189,14 +190,16 @@ def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
     """Returns what to do instead of extending the run in `workdir`, which has flat `settings`."""
     reason = "A run cannot be extended, because its learning rates depend on num_steps"
     if "init_optimizer" not in settings:  # Of fine-tuning.
-        further = f"start another one, in another --workdir, with --config.init_from={workdir}"
+        weights = shlex.quote(str(workdir))
+        further = f"start another one, in another --workdir, with --config.init_from={weights}"
         return f"{reason}. To train it further, {further}. "
     # With the same seed it would begin with the batches that this run began with.
     return (
         f"{reason}. To train it further for N steps, M of them warm-up, start another one from its "
         "weights and moments, with another seed for other batches and masks:\n"
         f"  python -m bert_jax.pretrain --config=FILE --workdir=DIR "
-        f"--config.corpus={settings['corpus']} --config.init_from={workdir} "
+        f"--config.corpus={shlex.quote(settings['corpus'])} "
+        f"--config.init_from={shlex.quote(str(workdir))} "
         f"--config.init_optimizer --config.seed={settings['seed'] + 1} --config.num_steps=N "
         f"--config.warmup_steps=M --config.long_phase.num_steps=0\n"
     )

@@ -35,8 +35,13 @@ from bert_jax.configs.finetune import text_classification
 
 def get_config(arg: str = "") -> ConfigDict:
     role, _, rest = arg.partition(",")
-    if role not in ("bi_encoder", "cross_encoder"):
+    if role in ("", "runlocal"):
         role, rest = "bi_encoder", arg
+    if role not in ("bi_encoder", "cross_encoder"):
+        raise ValueError(
+            f"unknown argument {arg!r} after the colon: expected 'bi_encoder' or 'cross_encoder', "
+            "or one of them with ',runlocal'"
+        )
     config = text_classification.get_config()
     config.task = "retrieval"
 
@@ -48,7 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # Passages to search in addition to those in dev and test, {"text": "..."} per line; at most
     # max_eval_examples of them. The cross-encoder ranks only the passages of each query.
     config.data.passages = ""
-    # Tokens, at most half of max_seq_length; longer queries are truncated.
+    # Tokens, at most max_seq_length, of the cross-encoder half of it; longer queries are truncated.
     config.data.max_query_length = 64
     # Trains with the first N negatives of a line; the cross-encoder needs one or more. For the
     # bi-encoder it must be set if the file has negatives.

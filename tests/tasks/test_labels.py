@@ -69,6 +69,11 @@ def test_given_labels_that_are_equal_numbers_are_texts():
         read_labels(records("1.100"), "label", ("1.1", "1.10"), required=True)
 
 
+def test_expected_labels_that_hold_commas_are_quoted():
+    with pytest.raises(ValueError, match=r"label 'law', expected one of 'R&D, law', 'tax'$"):
+        read_labels(records("law"), "label", ("R&D, law", "tax"), required=True)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_a_number_is_the_same_label_in_every_kind_of_file(tmp_path, suffix):
     path = tmp_path / f"table.{suffix}"

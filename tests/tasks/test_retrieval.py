@@ -445,7 +445,7 @@ BAD_LINES = {
     "empty negative": ([LINES[0] | {"negatives": [""]}], "the negative is empty"),
     "too few negatives": (
         [LINES[0] | {"negatives": []}],
-        r"fewer negatives \(0\) than --config\.data\.num_negatives=1",
+        r"fewer negatives \(0\) than --config\.data\.num_negatives=1: set it lower, or add",
     ),
     "positive among negatives": (
         [LINES[0] | {"negatives": ["the river grew old"]}],
@@ -511,11 +511,19 @@ def test_negatives_are_trained_with_or_counted_only_if_asked(tmp_path, tokenizer
         assert task.notes[unused] == 3 * (2 - count)
 
 
+@pytest.mark.parametrize("argument", ["biencoder", "bi-encoder,runlocal", "bi_encoder,fast"])
+def test_unknown_argument_of_the_configuration_names_those_that_exist(argument):
+    expected = "'runlocal' or none" if argument == "bi_encoder,fast" else "'bi_encoder' or 'cross_"
+    with pytest.raises(ValueError, match=f"unknown argument .* expected {expected}"):
+        config_file.get_config(argument)
+
+
 def test_bad_config_is_named(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"data.role=reader: expected bi_encoder or cross_encoder"):
         make_task(tmp_path, tokenizer, data__role="reader")
     with pytest.raises(
-        ValueError, match=r"max_query_length=20: expected at least 3 and at most 16"
+        ValueError,
+        match=r"=20: expected at least 3 and at most 16, which is half of max_seq_length",
     ):
         make_task(tmp_path, tokenizer, "cross_encoder", data__max_query_length=20)
     make_task(tmp_path, tokenizer, data__max_query_length=20)  # Of a sequence of its own.

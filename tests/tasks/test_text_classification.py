@@ -213,6 +213,23 @@ def test_labels_can_be_given_as_flags(name, given, labels):
     assert labels_from_config(values.config) == labels
 
 
+@pytest.mark.parametrize(
+    ("labels", "options", "warns"),
+    [
+        ("1002.5 993 1010.25", {}, True),
+        ("0.5 1.0", {}, True),
+        ("1002.5 993 1010.25", {"regression": True}, False),
+        ("1.1 1.10 1.2", {"labels": ("1.1", "1.10", "1.2")}, False),
+        ("0 1.0 11", {}, False),
+        ("1.5 many", {}, False),
+    ],
+)
+def test_numbers_with_fractions_as_classes_are_a_warning(read, caplog, labels, options, warns):
+    table = "text,label\n" + "".join(f"the king,{label}\n" for label in labels.split())
+    read(table, table, **options)
+    assert ("to predict a number, set --config.data.regression=True" in caplog.text) == warns
+
+
 def test_labels_given_as_numbers_match_the_text_of_the_file(read):
     table = "text,label\nthe king,0\nwar,1\n"
     task = read(table, table, labels=(1, 0))

@@ -2,13 +2,14 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from bert_jax.training.workdir import check_settings, claim_workdir
+from bert_jax.training.workdir import check_settings, claim_workdir, how_to_train_further
 from tests.helpers import commands
 
 HOLDER = """
@@ -67,6 +68,16 @@ def test_run_with_other_data_is_told_which_and_not_that_it_cannot_be_extended(
         check_settings(tmp_path, {"num_epochs": 3, **now})
     assert "cannot be extended" not in str(raised.value)
     assert "lists the fields that may change" in str(raised.value)
+
+
+def test_command_to_train_further_can_be_pasted_whatever_the_paths(tmp_path):
+    workdir, corpus = tmp_path / "my run [1]", "$HOME/it's a corpus"
+    settings = {"init_optimizer": False, "corpus": corpus, "seed": 0}
+    command = how_to_train_further(workdir, settings).splitlines()[1]
+    words = shlex.split(command)
+    assert f"--config.init_from={workdir}" in words and f"--config.corpus={corpus}" in words
+    advice = how_to_train_further(workdir, {"num_steps": 1})
+    assert f"--config.init_from={shlex.quote(str(workdir))}" in advice
 
 
 def test_a_field_that_an_old_run_lacks_must_not_be_set(tmp_path):
