@@ -27,23 +27,25 @@ from bert_jax.checkpoints.native import Checkpointer
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import finetune_batches
-from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.finetuning.finetune_setup import (
+    FinetuneSetup,
+    check_numbers,
+    check_trains,
+    setup_finetuning,
+)
 from bert_jax.finetuning.finetune_teacher import with_teacher
-from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
 from bert_jax.finetuning.required_fields import check_required_fields
 from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
 from bert_jax.finetuning.step import predict
 from bert_jax.finetuning.trials import (
     Trial,
-    TrialRun,
     labels_of_run,
-    pad_to_trial_axis,
     rank_of,
     seed_directories,
     stack_trees,
     summarize_seeds,
 )
-from bert_jax.runtime import command_line, distributed, main
+from bert_jax.runtime import distributed, main
 from bert_jax.runtime.buckets import as_path, remove_tree
 from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
@@ -57,11 +59,11 @@ from bert_jax.training.workdir import claim_workdir, write_json
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     """Runs or resumes the fine-tuning in `workdir` and returns the contents of `result.json`.
 
-    Adds "model", the directory that `bert_jax.load` takes, if it trained one: of several seeds, the
-    one with the best score on the selection split (the first without such a split). From Python,
-    lock the configuration, so that a mistyped field is an error; an interrupted run raises
-    RunStopped and resumes when called again. In a multi-process run every process must call it,
-    after `distributed.initialize`. Raises ValueError or OSError for invalid settings or files, and
+    Adds "model", the directory that `bert_jax.load` takes: of several seeds, the one
+    with the best score on the selection split (the first without such a split). From Python, lock
+    the configuration, so that a mistyped field is an error; an interrupted run raises RunStopped
+    and resumes when called again. In a multi-process run every process must call it, after
+    `distributed.initialize`. Raises ValueError or OSError for invalid settings or files, and
     NonFiniteLoss if no seed has a finite loss.
     """
     with distributed.raise_on_all_processes():
@@ -70,8 +72,6 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
         setup = prepare(config, labels_of_run(directories.values()))
         config = setup.config
     monitoring.enable_compilation_cache(workdir)
-    if only_predicts(config):
-        return predict_splits(setup, workdir)
     trials = []
     for seed, directory in directories.items():
         trial = config.copy_and_resolve_references()
@@ -100,12 +100,9 @@ def prepare(config: ConfigDict, labels_of_run: Sequence[str] = ()) -> FinetuneSe
     """
     check_required_fields(config)
     check_numbers(config)
+    check_trains(config)
     check_tracker(config.tracker)
     source = read_weights(config)
-    head = source.settings.get("head")
-    if head and only_predicts(config) and not config.new_head:
-        max_length = source.settings["architecture"]["max_position_embeddings"]
-        config = with_settings_of_head(config, head, max_length, command_line.given_fields())
     setup = setup_finetuning(
         config, source.params, source.settings, source.tokenizer, labels_of_run=labels_of_run
     )
@@ -120,29 +117,6 @@ def read_weights(config: ConfigDict) -> LoadedModel:
     source = read_model(config.init_from)
     log_report(config.init_from, source.report)
     return source
-
-
-def predict_splits(setup: FinetuneSetup, workdir: pathlib.Path) -> dict:
-    """Predicts and scores every split with the weights as they are; returns its `result.json`."""
-    config = setup.config
-    if config.num_seeds > 1:
-        reason = "without training all seeds predict the same: set it to 1"
-        raise ValueError(f"--config.num_seeds={config.num_seeds}: {reason}")
-    trial = Trial(config, workdir)
-    with contextlib.ExitStack() as exit_stack:
-        exit_stack.enter_context(claim_workdir(workdir, setup.settings(config)))
-        if not trial.result:
-            watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
-            began, run = time.monotonic(), TrialRun(setup, trial, first_step=0)
-            stack = stack_trees(pad_to_trial_axis([setup.pretrained], setup.mesh))
-            params = jax.device_put(stack, setup.stack_shardings.params)
-            predictions = {
-                split.name: predict_split(setup, watchdog, split, params)[0]
-                for split in setup.task.splits
-            }
-            with distributed.raise_on_all_processes():  # The others wait for the files.
-                run.finish(predictions, began)
-    return trial.result
 
 
 def predict_split(setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict) -> list:

@@ -355,6 +355,9 @@ def prepare(
     Raises ValueError.
     """
     with naming(trial):
+        if not trial.config.num_epochs or not trial.config.data.get("train", True):
+            fix = "set --config.data.train=FILE, and num_epochs above 0"
+            raise ValueError(f"a sweep needs training data: {fix}")
         source = trial.config.init_from
         weights[source] = weights.get(source) or finetune.read_weights(trial.config)
         loaded, examples = weights[source], fields_of_examples(trial.config)
@@ -363,9 +366,6 @@ def prepare(
             trial.config, loaded.params, loaded.settings, loaded.tokenizer, like
         )
         setup = with_teacher(setup)
-    if not setup.task.train:
-        fix = "set --config.base.data.train=FILE, and num_epochs above 0"
-        raise ValueError(f"a sweep needs training data: {fix}")
     if not setup.task.selection_split:
         name = setup.task.metric.partition("/")[0]
         raise ValueError(

@@ -17,6 +17,7 @@ from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_chec
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.trials import Trial, summarize_seeds
+from bert_jax.predict import predict
 from bert_jax.runtime import distributed
 from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
 from bert_jax.training.workdir import claim_workdir
@@ -262,17 +263,6 @@ def test_finished_run_is_found_again_by_the_contents_of_its_files(finished, give
         finetune.train_and_evaluate(config, finished[0])
 
 
-def test_file_to_predict_may_not_change_under_its_predictions(finished, given, tmp_path):
-    path = tmp_path / "test.csv"
-    path.write_text("text\nold river\n")
-    changes = {"init_from": str(finished[0]), "num_epochs": 0.0}
-    changes |= {"data__train": "", "data__dev": "", "data__test": str(path)}
-    finetune.train_and_evaluate(small_config(given, **changes), tmp_path / "run")
-    path.write_text("text\nold king\n")
-    with pytest.raises(ValueError, match=r"settings:\n  contents\.test: .* now\nUse the same"):
-        finetune.train_and_evaluate(small_config(given, **changes), tmp_path / "run")
-
-
 @pytest.mark.slow
 def test_several_seeds_give_median_min_and_max_and_more_can_be_added(finished, given, tmp_path):
     two = finetune.train_and_evaluate(small_config(given, num_seeds=2), tmp_path)
@@ -463,45 +453,10 @@ def test_collapsed_run_is_reported(given, tmp_path):
     assert summarize_seeds([result], result["metric"])["collapsed_seeds"] == [0]
 
 
-def test_collapse_is_detected_without_labels_too(given, tmp_path):
-    write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
-    (tmp_path / "blind.csv").write_text("text\nold river\nking\n")
-    start = {"init_from": str(tmp_path / "biased"), "num_epochs": 0.0, "data__dev": ""}
-    config = small_config(given, **start, data__test=str(tmp_path / "blind.csv"))
-    result = finetune.train_and_evaluate(config, tmp_path / "run")
-    assert result["collapsed"] and "test" not in result
-
-
-def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
-    write_weights(tmp_path / "headed", given / "vocab.txt", head=CLASSES)
-    headed = {"init_from": str(tmp_path / "headed"), "num_epochs": 0.0, "data__test": ""}
-    config = small_config(given, **headed)
-    result = finetune.train_and_evaluate(config, tmp_path / "run")
-    assert result["steps"] == 0 and "best_step" not in result
-    assert 0 <= result["dev"]["accuracy"] <= 1
-    assert "metric" not in result  # It has selected nothing.
-    assert result["predictions"] == ["predictions/dev.jsonl"]
-    names = ("dev.jsonl", "dev_calibration.tsv", "dev_classes.tsv")
-    assert all((tmp_path / "run/predictions" / name).is_file() for name in names)
-    assert not (tmp_path / "run/best").exists() and not (tmp_path / "run/checkpoints").exists()
-    again = finetune.train_and_evaluate(config, tmp_path / "run")
-    assert again == result  # Even the seconds are equal.
-    config.num_seeds = 2
-    with pytest.raises(ValueError, match="num_seeds=2: without training all seeds"):
-        finetune.train_and_evaluate(config, tmp_path / "seeds")
-
-
-def test_without_training_data_the_labels_come_from_the_head(finished, given, tmp_path):
-    start = {"init_from": str(finished[0]), "data__train": "", "data__test": str(given / "dev.csv")}
-    start["data__labels"] = ("",)  # An empty flag is parsed as this.
-    result = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "run")
-    assert result["steps"] == 0 and result["dev"] == result["test"] == finished[1]["dev"]
-    with pytest.raises(ValueError, match=r"no training data, and .*weights has no head: set"):
-        finetune.prepare(small_config(given, data__train=""))
-    nowhere = {f"data__{name}": "" for name in ("train", "dev", "test")}
-    nowhere["init_from"] = str(finished[0])
-    with pytest.raises(ValueError, match=r"no examples: set .*FILE to train, or .* to predict"):
-        finetune.prepare(small_config(given, **nowhere))
+@pytest.mark.parametrize("changes", [{"num_epochs": 0.0}, {"data__train": ""}])
+def test_without_training_the_error_names_the_program_that_predicts(changes, given):
+    with pytest.raises(ValueError, match=r"run python -m bert_jax\.predict --model=DIR --input"):
+        finetune.prepare(small_config(given, **changes))
 
 
 NUMBERS = ("1", "10", "2")  # In the order of versions that sorted numbers as texts.
@@ -529,13 +484,12 @@ def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp
     assert further.task.labels == NUMBERS
     new = finetune.prepare(small_config(given, **old, **files, new_head=True))
     assert new.task.labels == ("1", "2", "10")
-    config = small_config(given, **old, **files | {"data__train": "", "data__dev": ""})
-    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    result = predict(tmp_path / "old", files["data__test"], tmp_path / "found.jsonl")
     model = bert_jax.load(tmp_path / "old")
     rows, scores = model.predict(files["data__test"])
-    lines = [json.loads(x) for x in (tmp_path / "run/predictions/test.jsonl").open()]
+    lines = [json.loads(x) for x in (tmp_path / "found.jsonl").open()]
     assert [row["prediction"] for row in rows] == [line["prediction"] for line in lines]
-    assert scores["accuracy"] == pytest.approx(result["test"]["accuracy"])
+    assert scores["accuracy"] == pytest.approx(result["found.jsonl"]["accuracy"])
     assert [best.label for best in model.classify([row["text"] for row in rows])] == [
         row["prediction"] for row in rows
     ]
@@ -567,12 +521,6 @@ def test_a_run_of_an_old_version_is_resumed_with_its_order_of_labels(
     assert found["accuracy"] == pytest.approx(result["dev"]["accuracy"])
 
 
-def test_random_head_is_never_scored(finished, given, tmp_path):
-    for changes in ({}, {"init_from": str(finished[0]), "new_head": True}):
-        with pytest.raises(ValueError, match=r"num_epochs is 0, and .* has no head for this task"):
-            finetune.train_and_evaluate(small_config(given, num_epochs=0.0, **changes), tmp_path)
-
-
 def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = small_config(given, data__dev="", data__test=str(given / "dev.csv"), num_epochs=1.0)
@@ -594,15 +542,17 @@ def test_split_without_labels_is_predicted_but_not_scored(finished):
 def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
     finished, given, tmp_path
 ):
-    start = {"init_from": str(finished[0]), "num_epochs": 0.0}
-    again = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "same")
-    assert again["dev"] == finished[1]["dev"]
+    start = {"init_from": str(finished[0]), "num_epochs": 1.0}
+    again = finetune.prepare(small_config(given, **start))
+    np.testing.assert_array_equal(
+        again.pretrained["head"]["kernel"], bert_jax.load(finished[0]).params["head"]["kernel"]
+    )
     write_examples(tmp_path / "train.csv", 20, seed=2, labels=("east", "north", "west"))
     other = start | {"data__train": str(tmp_path / "train.csv"), "data__dev": ""}
     with pytest.raises(ValueError, match=r"labels=north,south, .* east,north,west: set --conf"):
         finetune.train_and_evaluate(small_config(given, **other), tmp_path / "other")
     assert not (tmp_path / "other" / "config.json").exists()
-    other |= {"new_head": True, "num_epochs": 1.0}
+    other |= {"new_head": True}
     finetune.train_and_evaluate(small_config(given, **other), tmp_path / "other")
     assert bert_jax.load(tmp_path / "other").params["head"]["bias"].shape == (3,)
 

@@ -90,7 +90,6 @@ def test_recipes_are_valid_name_their_source_and_have_smoke_runs(recipe):
         (glue, "cola,electra", r"unknown argument 'electra' .* expected a recipe \(roberta, "),
         (squad, "v2,bert", r"unknown argument 'bert' .* expected a recipe \(roberta, "),
         (glue, "cola,albert,fast", "unknown argument 'fast' after the colon"),
-        (glue, "ax,roberta", "ax is only predicted, use ax alone"),
     ],
 )
 def test_unknown_recipe_is_refused(module, argument, message):

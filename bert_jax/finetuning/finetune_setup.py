@@ -23,7 +23,7 @@ from bert_jax.data.features import (
     check_segments,
     steps_per_epoch,
 )
-from bert_jax.finetuning.pretrained_head import initial_params, only_predicts, with_labels_of_head
+from bert_jax.finetuning.pretrained_head import initial_params
 from bert_jax.finetuning.soft_targets import with_soft_targets
 from bert_jax.finetuning.step import (
     default_rows_per_microbatch,
@@ -55,6 +55,11 @@ from bert_jax.training.optimizer import (
 )
 from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
 
+TO_PREDICT = (
+    "to predict with a trained model, run python -m bert_jax.predict --model=DIR --input=FILE "
+    "--output=FILE"
+)
+
 LARGE_RATIO = 10.0
 """Ratio of the largest class weight to that of the most frequent class that gives a warning."""
 
@@ -71,7 +76,7 @@ PER_TRIAL = (
 
 # Further fields that change neither the examples of a task nor the weights to start from.
 TRAINING_FIELDS = (
-    *(name for name in PER_TRIAL if name != "num_epochs"),  # 0 epochs: a run that only predicts.
+    *PER_TRIAL,
     "batch_size",
     "clip_norm",
     "decay_from",
@@ -167,15 +172,11 @@ class FinetuneSetup:
 
     def check(self, trial: ConfigDict) -> None:
         """Raises ValueError if settings of a trial are invalid."""
-        if trial.num_epochs and self.task.train and not self.num_steps(trial):
+        if not self.num_steps(trial):
             raise ValueError(
                 f"--config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
-                f"{self.steps_per_epoch}): set a larger num_epochs, or 0 to only predict"
+                f"{self.steps_per_epoch}): set a larger num_epochs"
             )
-        if not self.num_steps(trial) and self.task.labels and "head" not in self.pretrained:
-            why = f"num_epochs is {trial.num_epochs:g}" if self.task.train else "no training data"
-            fix = "set --config.init_from to the workdir of a run that trained one"
-            raise ValueError(f"{why}, and {trial.init_from} has no head for this task: {fix}")
         self.settings(trial)
         self.optimizer(self.hyperparameters(trial))
 
@@ -313,6 +314,8 @@ def setup_finetuning(
                 )
     saved_head = settings.get("head")
     task = like.task if like else read_task(config, saved_head, tokenizer, labels_of_run)
+    if not task.train:
+        raise ValueError(f"task={config.task} has no examples to train on; {TO_PREDICT}")
     head_settings = {"task": task.head.name, "labels": list(task.labels)}
     head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings
     if lstm_size:
@@ -320,9 +323,7 @@ def setup_finetuning(
             name = task.head.name
             raise ValueError(f"--config.model.lstm_size={lstm_size}: expected 0 for task {name}")
         head_settings["lstm_size"] = lstm_size
-    pretrained = initial_params(
-        params, saved_head, head_settings, config.new_head, predicts=only_predicts(config)
-    )
+    pretrained = initial_params(params, saved_head, head_settings, config.new_head)
     if "head" in pretrained:
         tuned = {name: saved_head[name] for name in task.tuned if name in saved_head}
         task = task.with_settings(tuned)
@@ -335,11 +336,11 @@ def setup_finetuning(
     if "target_std" in head_settings:
         head = with_target_std(task.head, head_settings["target_std"])
         task = dataclasses.replace(task, head=head)
-    check_segments(architecture, task.train or ())
+    check_segments(architecture, task.train)
     for split in task.splits:
         check_segments(architecture, split.features)
     mesh = make_mesh(**config.mesh)
-    sequences_per_feature = len((task.train or task.splits[0].features)[0].sequences)
+    sequences_per_feature = len(task.train[0].sequences)
     shape = RowShape(  # Large enough for any feature.
         length=config.max_seq_length * sequences_per_feature,
         max_sequences=max(config.max_seq_length // 8, 1) * sequences_per_feature,
@@ -351,7 +352,7 @@ def setup_finetuning(
         shape.length, config.per_device_batch_size, mesh
     )
     rows_per_microbatch = rows_per_prediction
-    if task.train and not config.per_device_batch_size:
+    if not config.per_device_batch_size:
         sizes = sample_batch_sizes(task.train, shape, config.batch_size)
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
@@ -427,7 +428,6 @@ def read_task(
         module = import_part("bert_jax.tasks", config.task, "get_task")
     except ValueError as error:
         raise ValueError(f"--config.task={config.task}: {error}") from None
-    config = with_labels_of_head(config, module, saved_head)
     task, order = module.get_task(config, tokenizer), list(labels_of_run)
     if not order and saved_head and saved_head["task"] == task.head.name and not config.new_head:
         order = list(saved_head["labels"])
@@ -450,7 +450,7 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     class is predicted where it is improbable.
     """
     given = weights = tuple(config.class_weights)
-    if not given or not task.train:
+    if not given:
         return ()
     has_classes = task.head.name in ("classification", "tagging", "feature_based")
     classes = task.labels if has_classes else ()
@@ -507,6 +507,14 @@ def warn_of_large_weights(
         100 * ratio / (1 + ratio),
         ",".join(f"{root:g}" for root in roots),
     )
+
+
+def check_trains(config: ConfigDict) -> None:
+    """Raises ValueError for a configuration with nothing to train with, or no epochs."""
+    if not config.data.get("train", True):
+        raise ValueError(f"no training data: set --config.data.train=FILE; {TO_PREDICT}")
+    if not config.num_epochs:
+        raise ValueError(f"--config.num_epochs=0: expected more; {TO_PREDICT}")
 
 
 def check_numbers(config: ConfigDict) -> None:

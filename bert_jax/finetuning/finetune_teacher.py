@@ -6,7 +6,7 @@ examples itself, with its own tokenizer and as it was trained to: only for outpu
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -17,11 +17,13 @@ from bert_jax.checkpoints.parameters import log_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import LabelLayout, ModelInput
 from bert_jax.finetuning.finetune_setup import FinetuneSetup, setup_finetuning
-from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
+from bert_jax.finetuning.pretrained_head import check_modules
 from bert_jax.finetuning.soft_targets import SOFT_LOSSES
 from bert_jax.finetuning.step import predict
 from bert_jax.finetuning.trials import pad_to_trial_axis, stack_trees
 from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.tasks import spans
+from bert_jax.tasks.tag_sets import scheme_of_labels
 from bert_jax.tasks.task import Task
 
 
@@ -31,7 +33,7 @@ def with_teacher(setup: FinetuneSetup) -> FinetuneSetup:
     Raises ValueError if it has another head or other labels, or does not fit the examples.
     """
     config, task = setup.config, setup.task
-    if not config.teacher or only_predicts(config):
+    if not config.teacher:
         return setup
     if task.head.name not in SOFT_LOSSES:
         raise ValueError(
@@ -70,9 +72,34 @@ def read_teacher(config: ConfigDict, task: Task) -> FinetuneSetup:
     config.model.lstm_size = 0
     config.max_eval_examples = 1
     max_length = teacher.settings["architecture"]["max_position_embeddings"]
-    config = with_settings_of_head(config, head, max_length, given=())
+    config = with_settings_of_head(config, head, max_length)
     logging.info("Reading the training examples as the teacher in %s does", config.init_from)
     return setup_finetuning(config, teacher.params, teacher.settings, teacher.tokenizer)
+
+
+def with_settings_of_head(
+    config: ConfigDict, head: Mapping, max_position_embeddings: int
+) -> ConfigDict:
+    """Returns `config` with what `head` was trained with, as `bert_jax.load` uses it.
+
+    What `head` does not store, as in an imported
+    model, is what `bert_jax.load` assumes.
+    """
+    check_modules(head)
+    settings = {"max_seq_length": max_position_embeddings}
+    if head["task"] == "span":
+        settings |= spans.span_config(head, max_position_embeddings)._asdict()
+    elif head["task"] in ("tagging", "feature_based"):
+        settings["scheme"] = scheme_of_labels(head["labels"])
+    settings |= {name: value for name, value in head.items() if name not in ("task", "labels")}
+    config = config.copy_and_resolve_references()
+    for fields in (config, config.data, config.get("similarity", {})):
+        for name, value in settings.items():
+            if name in fields:
+                fields[name] = value
+    if "features" not in head:  # Otherwise that BiLSTM is the head itself.
+        config.model.lstm_size = head.get("lstm_size", 0)
+    return config
 
 
 def check_head(config: ConfigDict, task: Task, head: dict | None) -> None:

@@ -146,9 +146,7 @@ class TrialRun:
     def finish(self, predictions: dict[str, Prediction], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._setup.task, self.writer.directory / "predictions"
-        result, files = {"steps": self.num_steps}, []
-        if self.best_step is not None:  # Otherwise nothing was trained.
-            result["best_step"] = self.best_step
+        result, files = {"steps": self.num_steps, "best_step": self.best_step}, []
         # Without a selector, collapse is judged on the first split with labels, or on the first.
         labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
         collapse_split = task.selection_split or labeled_first
@@ -184,8 +182,8 @@ class TrialRun:
         self.writer.close()
         if self.writes:
             task = self._setup.task
-            # Without a step, or a split to select on, no metric has selected anything.
-            selected = {"metric": task.metric} if self.num_steps and task.selection_split else {}
+            # Without a split to select on, no metric has selected anything.
+            selected = {"metric": task.metric} if task.selection_split else {}
             write_json(self.trial.result_path, {"seed": self.seed} | selected | result)
 
 

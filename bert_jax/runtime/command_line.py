@@ -102,12 +102,6 @@ def define_config(help_text: str, values=flags.FLAGS, argv=None) -> flags.FlagHo
     return holder
 
 
-def given_fields(values=flags.FLAGS) -> dict:
-    """Returns the config fields that were set by flags, by dotted name; none without flags."""
-    is_parsed = "config" in values and values.is_parsed()
-    return config_flags.get_override_values(values["config"]) if is_parsed else {}
-
-
 def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
     """Returns the positional arguments; exits with a one-line message for an invalid flag.
 

@@ -140,7 +140,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     def exists(name: str, split: str) -> bool:  # TFDS has all splits of a set.
         return name == data.name if is_tfds else _path(data.directory, name, split).exists()
 
-    train = read(data.name, "train").features if dataset.dev and config.num_epochs else []
+    train = read(data.name, "train").features if dataset.dev else []
     splits = []
     for split in (*dataset.dev, *dataset.submissions):
         file = dataset.folder + dataset.submissions[split] if split not in dataset.dev else ""

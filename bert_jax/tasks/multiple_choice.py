@@ -78,13 +78,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if is_tfds:
         info = tfds_source(directory, "all", config.data.data_dir).dataset_info
         available = {split.replace("validation", "dev") for split in info.splits}
-    if config.num_epochs or "test" not in available:
-        available.add("dev")
+    available.add("dev")
     splits = [read(split) for split in ("dev", "test") if split in available]
     return Task(
         head=heads.MULTIPLE_CHOICE,
         labels=("score",),
-        train=read("train").features if config.num_epochs else [],
+        train=read("train").features,
         splits=tuple(splits),
         metric="dev/accuracy",
         notes=notes,

@@ -71,7 +71,7 @@ def predict_table(
         "label_separator": head.get("label_separator", LABEL_SEPARATOR) if is_multi_label else "",
     }
     limits = {"max_seq_length": head["max_seq_length"], "max_eval_examples": 0}
-    config = ConfigDict({"data": data, "num_epochs": 0} | limits)
+    config = ConfigDict({"data": data} | limits)
     labels = () if is_regression else tuple(head["labels"])
     notes: dict[str, int] = {}
     try:

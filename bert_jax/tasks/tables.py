@@ -55,9 +55,7 @@ def files_from_config(data: ConfigDict) -> dict[str, str]:
             raise TypeError(f"data.{name} is a {type(data[name]).__name__}: {EXPECTED_FILE}")
     files = {name: data[name] for name in names if data[name]}
     if not files:
-        raise ValueError(
-            "no examples: set --config.data.train=FILE to train, or data.dev=FILE to predict"
-        )
+        raise ValueError("no examples: set --config.data.train=FILE to train")
     return {name: with_split(source, name) for name, source in files.items()}
 
 

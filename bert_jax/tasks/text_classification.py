@@ -107,7 +107,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         head = dataclasses.replace(head, label_layout=layout)
     # A temperature belongs to the weights that it was fitted for.
     is_fitted = any(split.tune for split in splits.values())
-    trains = bool(training and config.num_epochs)
+    trains = bool(training)
     settings = {"label_separator": separator} if separator else {}
     if trains and data.regression and not data.raw_targets:
         settings = target_scale([feature.label for feature in training.features])
@@ -188,7 +188,7 @@ def read_split(
     )
     if head is not CLASSIFICATION or not split.score:
         return split
-    return with_calibration(split, fits=name == "dev" and bool(data.train and config.num_epochs))
+    return with_calibration(split, fits=name == "dev" and bool(data.train))
 
 
 def target_scale(labels: Sequence[float]) -> dict[str, float]:

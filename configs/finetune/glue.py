@@ -1,4 +1,4 @@
-"""GLUE: `glue.py:TASK` with cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or ax.
+"""GLUE: `glue.py:TASK` with cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
 
 Source: Devlin et al. (2018), section 4.1: batch 32, 3 epochs, the learning rate of 5e-5, 4e-5, 3e-5
 and 2e-5 that is best on dev; for BERT_LARGE also the best of several seeds.
@@ -18,9 +18,9 @@ distilbert, albert, electra_small, electra_base, electra_large or spanbert.
 ArrayRecord. A run writes the file for the benchmark's server to `predictions` in its workdir, such
 as MRPC.tsv; `python tools/glue_submission.py runs/* --output=submission.zip` collects these files.
 
-`--config.num_epochs=0`, with the workdir of a finished run as `init_from`, only predicts: train.tsv
-is not read, and dev.tsv is scored if it exists. A run of mnli also predicts the diagnostic set if
-the download has it; `:ax` predicts only that. The paper omits WNLI and submits its majority class.
+A run of mnli also predicts the diagnostic set if the download has it. Without training,
+`python -m bert_jax.predict --model=runs/mrpc --input=glue_data --output=DIR` predicts the same
+files. The paper omits WNLI and submits its majority class.
 """
 
 from ml_collections import ConfigDict
@@ -33,19 +33,14 @@ def get_config(arg: str = "") -> ConfigDict:
     config = text_classification.get_config()
     config.task = "glue"
     config.data = ConfigDict()
-    config.data.name = name  # The set: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or ax.
+    config.data.name = name  # The set: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli.
     config.data.directory = ""  # The GLUE download, the folder of this set, or tfds:glue/NAME.
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
-    config.data.labels = ()  # Order of the classes in the head of `init_from`, if different.
+    config.data.labels = ()  # Order of the classes in the head; default: that of the set.
     config.data.metric = ""  # Selects the best checkpoint; default: the one in table 1.
-    config.num_epochs = 0.0 if name == "ax" else 3.0
+    config.num_epochs = 3.0
     config.learning_rate = 2e-5
     recipe, arg = recipes.split_recipe(arg)
-    if recipe and name == "ax":
-        raise ValueError(f"'ax,{recipe}' after the colon: ax is only predicted, use ax alone")
     if recipe:
         recipes.apply_recipe(config, recipe, name)
-    epochs = config.num_epochs
-    config = text_classification.apply_runlocal(config, arg)
-    config.num_epochs = min(config.num_epochs, epochs)
-    return config
+    return text_classification.apply_runlocal(config, arg)

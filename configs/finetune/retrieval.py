@@ -47,7 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.data = ConfigDict()
     config.data.role = role  # bi_encoder or cross_encoder; set by the argument after the colon.
-    config.data.train = ""  # Queries to train on; without them the model in `init_from` ranks.
+    config.data.train = ""  # Queries to train on.
     config.data.dev = ""  # Its MRR@10 selects the best checkpoint.
     config.data.test = ""  # Only ranked by the best checkpoint, and scored if it has positives.
     # Passages to search in addition to those in dev and test, {"text": "..."} per line; at most

@@ -20,9 +20,9 @@ own: {"id": ..., "question": ..., "context": ..., "answers": [{"text": ..., "ans
 on each line, with `[]` for no answer (`:v2`). Ids are text or whole numbers, and written as text.
 `predictions/dev` in the workdir holds predictions.json, nbest_predictions.json and, for 2.0,
 null_odds.json, as the official scripts expect. In 2.0 a question is left unanswered if its null
-odds exceed the threshold that is best on dev, which the checkpoint stores. Without `data.train` the
-head of `init_from` predicts. `:runlocal` and `:v2,runlocal` are smoke runs; `:v1,electra_base` has
-the recipe for a descendant of BERT, from configs/finetune/recipes.py.
+odds exceed the threshold that is best on dev, which the checkpoint stores. `:runlocal` and
+`:v2,runlocal` are smoke runs; `:v1,electra_base` has the recipe for a descendant of BERT, from
+configs/finetune/recipes.py.
 """
 
 from ml_collections import ConfigDict
@@ -40,14 +40,13 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config = text_classification.get_config()
     config.task = "squad"
     config.data = ConfigDict()
-    config.data.train = ""  # Questions to train on; without them the head of `init_from` answers.
+    config.data.train = ""  # Questions to train on.
     config.data.dev = ""  # Its F1 selects the best checkpoint.
     config.data.test = ""  # Only answered by the best checkpoint, and scored if it has answers.
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.null_answers = version == "v2"  # Questions may have no answer.
     # For 2.0: null odds above which a question is left unanswered. Default: the best on dev;
-    # without dev labels, the threshold stored with the head of `init_from`, or else 0. A
-    # prediction-only run always uses the stored threshold.
+    # without dev labels, the threshold stored with the head of `init_from`, or else 0.
     config.data.null_threshold = placeholder(float)
     config.data.doc_stride = 128  # Tokens between the starts of the windows of a context.
     config.data.max_query_length = 64  # Tokens; longer questions are truncated.

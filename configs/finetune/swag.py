@@ -11,9 +11,7 @@ size.
 
 `directory` holds train.csv, val.csv and optionally test.csv, which is only predicted; or it is
 tfds:NAME, a TFDS set with the same columns, prepared as ArrayRecord. Afterwards
-`bert_jax.load(DIR).rank(story, endings)` ranks any number of endings. `--config.num_epochs=0`, with
-the workdir of a finished run as `init_from`, only predicts: train.csv is not read, and val.csv is
-scored if it exists.
+`bert_jax.load(DIR).rank(story, endings)` ranks any number of endings.
 """
 
 from ml_collections import ConfigDict

@@ -27,7 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.task = "tagging"
 
     config.data = ConfigDict()
-    config.data.train = ""  # Sentences to train on; without them the head of `init_from` predicts.
+    config.data.train = ""  # Sentences to train on.
     config.data.dev = ""  # Its F1 selects the best checkpoint.
     config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has tags.
     config.data.word_column = 0  # Of files with columns; the first is 0, the last -1.

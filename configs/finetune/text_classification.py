@@ -39,7 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.distillation.temperature = 2.0  # Divides the logits of both models; not in regression.
 
     config.data = ConfigDict()
-    config.data.train = ""  # Examples to train on; without them the head of `init_from` predicts.
+    config.data.train = ""  # Examples to train on.
     config.data.dev = ""  # Its score selects the best checkpoint.
     config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has labels.
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
@@ -66,7 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.max_eval_examples = 0  # Maximum number in each of dev and test, evenly spaced; 0: all.
     config.max_seq_length = 128  # Tokens, [CLS] and [SEP] included; longer texts are truncated.
     config.batch_size = 32  # Examples per update, over all devices.
-    config.num_epochs = 3.0  # Passes over train, such as 0.5 or 3; 0: only predict.
+    config.num_epochs = 3.0  # Passes over train, such as 0.5 or 3.
     config.seed = 0  # Of the order of the examples, a new head, and dropout.
     # Number of runs, with seeds starting at `seed`; several report median, min and max. They train
     # as one stacked program, with memory for all; on a CPU, bert_jax.sweep runs them faster.

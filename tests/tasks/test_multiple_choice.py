@@ -143,16 +143,6 @@ def test_a_directory_must_be_given_and_hold_the_files(tokenizer, tmp_path):
         read(tokenizer, tmp_path)
 
 
-def test_with_no_epochs_no_training_files_are_needed(tokenizer, directory):
-    for gone, left in (("train", ["dev", "test"]), ("val", ["test"])):
-        (directory / f"{gone}.csv").unlink()
-        task = read(tokenizer, directory, num_epochs=0.0)
-        assert not task.train and [split.name for split in task.splits] == left
-    (directory / "test.csv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no file .*val\.csv"):
-        read(tokenizer, directory, num_epochs=0.0)
-
-
 @pytest.mark.slow
 def test_a_run_learns_the_correct_ending(tokenizer, tmp_path):
     rng, lines = np.random.default_rng(0), [HEADER + ",label"]
