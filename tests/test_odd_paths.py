@@ -2,6 +2,8 @@ r"""Whatever characters its path has, what is written can be read: `run[1]`, `a\
 
 import glob
 import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
-from bert_jax import finetune, pretrain
+from bert_jax import finetune, pretrain, sweep
 from bert_jax.checkpoints.native import (
     Checkpointer,
     find_checkpoint,
@@ -20,11 +22,13 @@ from bert_jax.checkpoints.native import (
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.verify import copy_verified, verify_checkpoint
 from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.sweeps import paper as sweep_configs
 from bert_jax.data.rows import CorpusError, Rows
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.convert_checkpoint import convert
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.state import TrainState
+from tests.helpers.commands import ROOT
 from tests.helpers.corpora import random_text, write_vocabulary
 from tests.helpers.models import write_random_encoder
 from tests.helpers.runs import small_config
@@ -151,14 +155,62 @@ def test_runs_train_resume_and_export_in_any_directory(name, corpus, tmp_path):
     assert pretrain.train_and_evaluate(config, directory / "pre")["steps"] == finished["steps"]
     assert_same(read_model(directory / "pre").params, last)
 
-    lines = ["text,label", *("the river,wet", "the mountain,dry") * 8]
-    for split in ("train", "dev"):
-        (directory / f"{split}.csv").write_text("\n".join(lines))
-    tuning = text_classification.get_config()
-    tuning.init_from = str(directory / "pre")
-    tuning.update(max_seq_length=16, batch_size=8, num_epochs=2.0)
-    tuning.data.update(train=str(directory / "train.csv"), dev=str(directory / "dev.csv"), test="")
-    finetune.train_and_evaluate(tuning.lock(), directory / "tuned")
+    tuning = tuning_config(directory, directory / "pre")
+    finetune.train_and_evaluate(tuning, directory / "tuned")
     assert bert_jax.load(directory / "tuned").classify("the river")
     convert(directory / "tuned", directory / "exported", "huggingface")
     assert bert_jax.load(directory / "exported").classify("the river")
+
+
+def tuning_config(directory: pathlib.Path, init_from: pathlib.Path):
+    """Writes data files into `directory`; returns the configuration to fine-tune on them."""
+    lines = ["text,label", *("the river,wet", "the mountain,dry") * 8]
+    for split in ("train", "dev"):
+        (directory / f"{split}.csv").write_text("\n".join(lines))
+    config = text_classification.get_config()
+    config.init_from = str(init_from)
+    config.update(max_seq_length=16, batch_size=8, num_epochs=2.0)
+    config.data.update(train=str(directory / "train.csv"), dev=str(directory / "dev.csv"), test="")
+    return config.lock()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run[1]", "a\\b", MANY])
+def test_seeds_and_sweeps_run_in_any_directory(name, model, tmp_path):
+    directory = tmp_path / name
+    model.save(directory / "encoder")
+    config = tuning_config(directory, directory / "encoder")
+    with config.unlocked():
+        config.num_seeds = 2
+    finetune.train_and_evaluate(config, directory / "tuned")
+    for seed in (0, 1):
+        assert bert_jax.load(directory / f"tuned/seed_{seed}").classify("the river")
+    settings = sweep_configs.get_config("text_classification").unlock()
+    data = {f"data.{split}": str(directory / f"{split}.csv") for split in ("train", "dev")}
+    fields = {"max_seq_length": 16, "batch_size": 8, "num_epochs": 2.0, "data.test": ""}
+    settings.base.update_from_flattened_dict(
+        fields | data | {"init_from": str(directory / "encoder")}
+    )
+    del settings.grid
+    settings.grid, settings.trials, settings.num_seeds = {"learning_rate": (1e-3, 2e-3)}, (), 1
+    best = sweep.sweep(settings.lock(), directory / "sweep")
+    trials = sorted(directory.glob("sweep/trials/*"))
+    assert len(trials) == 2
+    assert all(bert_jax.load(trial).classify("the river") for trial in trials)
+    assert sweep.sweep(settings, directory / "sweep") == best  # Resumed: all are finished.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run[1]", "a\\b", "a,b*", MANY])
+@pytest.mark.parametrize(("kind", "suffix"), [("wordpiece", "txt"), ("sentencepiece", "model")])
+def test_vocabularies_are_trained_into_any_file(name, kind, suffix, tmp_path):
+    directory = tmp_path / name
+    directory.mkdir()
+    (tmp_path / "text.txt").write_text(random_text(20))
+    output = directory / f"{name}.{suffix}"
+    flags = [f"--input={tmp_path}/text.txt", f"--output={output}", "--size=90", f"--kind={kind}"]
+    command = [sys.executable, str(ROOT / "tools/train_vocab.py"), *flags]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert load_tokenizer(output).encode("the river")
+    written = sorted(path.name for path in directory.iterdir())
+    assert written == [output.name, f"{output.name}.sha256"]

@@ -18,7 +18,12 @@ from absl import app, flags
 from bert_corpus.vocabulary import train_vocabulary
 from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
 from bert_jax.tokenizers.stored import FILENAMES
-from bert_jax.tokenizers.tokenizer import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import (
+    SENTENCEPIECE_FILENAME,
+    SHA256_SUFFIX,
+    tokenizer_from_bytes,
+    write_sha256,
+)
 from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME
 from bert_jax.tools.commands import exit_interrupted
 
@@ -96,7 +101,10 @@ def main(argv: list[str]) -> None:
         with open(partial, "wb") as stream:
             stream.write(content)
         is_replaced = os.path.exists(output)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(output + SHA256_SUFFIX)
         os.replace(partial, output)
+        write_sha256(output)
     except (BrokenProcessPool, ImportError, OSError, ValueError) as error:
         sys.exit(f"train_vocab: {describe_error(error)}")
     except KeyboardInterrupt:

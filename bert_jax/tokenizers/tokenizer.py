@@ -44,6 +44,7 @@ from bert_jax.tokenizers.wordpiece import (
 )
 
 SENTENCEPIECE_FILENAME = "spiece.model"
+SHA256_SUFFIX = ".sha256"  # of the file beside a vocabulary with its SHA-256
 SPECIAL_TOKENS = tuple(SpecialTokens())
 BLANK_CHARACTER = re.compile(rf"[\s{BLANK}]")
 VARIANT = re.compile(rf"{LETTER_VARIANT}|{SYMBOL_VARIANT}")
@@ -355,7 +356,29 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
             fix = f"{hint}, and give DIR; or {fix}"
         raise FileNotFoundError(f"no vocabulary at {path}; {fix}")
     check_not_pointer(path)
-    return tokenizer_from_bytes(str(path), path.read_bytes(), lower_case)
+    content = path.read_bytes()
+    _check_sha256(path, content)
+    return tokenizer_from_bytes(str(path), content, lower_case)
+
+
+def write_sha256(path: str | os.PathLike) -> None:
+    """Writes the SHA-256 of a vocabulary beside it, as `sha256sum` does: `vocab.txt.sha256`."""
+    path = pathlib.Path(path)
+    value = hashlib.sha256(path.read_bytes()).hexdigest()
+    checksum = path.with_name(path.name + SHA256_SUFFIX)
+    checksum.write_text(f"{value}  {path.name}\n", encoding="utf-8")
+
+
+def _check_sha256(path: pathlib.Path, content: bytes) -> None:
+    """Raises ValueError if there is a checksum beside a vocabulary, and it is of another."""
+    checksum = path.with_name(path.name + SHA256_SUFFIX)
+    if checksum.exists() and checksum.read_bytes()[:64] != (
+        hashlib.sha256(content).hexdigest().encode()
+    ):
+        raise ValueError(
+            f"{path} is damaged, or was changed: its SHA-256 is not the one in {checksum.name}, "
+            f"beside it. Copy it again; if you changed it on purpose, remove {checksum.name}"
+        )
 
 
 def _find_in_checkpoints(directory: pathlib.Path) -> pathlib.Path | None:

@@ -103,7 +103,7 @@ def test_flax_weights_are_exported_as_the_same_model(family, head, max_bytes, bp
     if family in ("Albert", "Electra"):
         settings |= {"embedding_size": 8}
     if head in CAUSAL:
-        settings |= {"is_decoder": True, "use_cache": False}
+        settings |= {"is_decoder": True}
     torch.manual_seed(0)
     model_class = getattr(transformers, f"{family}{head}")
     model = model_class(getattr(transformers, f"{family}Config")(**settings)).eval()
@@ -130,6 +130,8 @@ def test_flax_weights_are_exported_as_the_same_model(family, head, max_bytes, bp
     mask = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
     inputs = {"input_ids": torch.where(mask, tokens, model.config.pad_token_id)}
     inputs["attention_mask"] = mask.long()
+    if head in CAUSAL:
+        inputs["use_cache"] = False
     if head == "ForMultipleChoice":
         inputs = {name: value[None] for name, value in inputs.items()}
     with torch.no_grad():

@@ -1,5 +1,6 @@
 import base64
 import gzip
+import hashlib
 import json
 import pathlib
 import pickle
@@ -10,7 +11,12 @@ import pytest
 import tensorflow_datasets
 
 from bert_corpus import encoding
-from bert_jax.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import (
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_from_bytes,
+    write_sha256,
+)
 from bert_jax.tools import train_vocab
 from tests.helpers.corpora import write_tfds, write_vocabulary
 from tests.helpers.models import write_random_encoder
@@ -342,3 +348,26 @@ def test_a_path_without_vocabulary_is_an_error_with_the_way_on(
     (tmp_path / "runs").mkdir()
     with pytest.raises(FileNotFoundError, match=expected):
         load_tokenizer(path)
+
+
+def test_no_changed_bit_of_a_vocabulary_with_a_checksum_is_silent(tmp_path):
+    path = write_vocabulary(tmp_path / "vocab.txt")
+    write_sha256(path)
+    checksum = tmp_path / "vocab.txt.sha256"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert checksum.read_text() == f"{digest}  vocab.txt\n"
+    intact, rng = load_tokenizer(path).content, random.Random(0)
+    for changed in [path] * 100 + [checksum] * 30:
+        content = bytearray(changed.read_bytes())
+        content[rng.randrange(64 if changed == checksum else len(content))] ^= 1 << rng.randrange(8)
+        original = changed.read_bytes()
+        changed.write_bytes(content)
+        with pytest.raises(ValueError, match=r"vocab\.txt is damaged, or was changed: its SHA-256"):
+            load_tokenizer(path)
+        with pytest.raises(ValueError, match=r"remove vocab\.txt\.sha256"):
+            load_tokenizer(tmp_path)
+        changed.write_bytes(original)
+    assert load_tokenizer(path).content == intact
+    checksum.unlink()
+    path.write_text(path.read_text() + "own\n")
+    assert load_tokenizer(path).token_to_id("own")
