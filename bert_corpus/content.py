@@ -28,6 +28,7 @@ OTHER_KINDS = {
 }
 CONVERT = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
+FASTA_NAME = re.compile(r"\.(fasta|fa|fna|faa)(\.[a-z0-9]+)?$", re.IGNORECASE)
 # A header, then a line of one-letter codes. Quoted text would begin with "> ".
 FASTA_START = re.compile(rb">\S[^\n]*\n(?:[A-Z*-]{10,}|[a-z*-]{10,})\s")
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
@@ -76,7 +77,8 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
     if match := MARKUP_START.match(start):
         kind = "XML" if match[1] == b"?xml" else "an HTML page"
         raise ValueError(f"{path} is {kind}; expected UTF-8 text, JSON lines or a Wikipedia dump")
-    if named == "text" and FASTA_START.match(start):
+    is_named_fasta = FASTA_NAME.search(path) and start.startswith(b">")
+    if named == "text" and (is_named_fasta or FASTA_START.match(start)):
         raise ValueError(
             f"{path} is FASTA, whose headers ('>') would become text; write only the sequences: "
             'awk \'/^>/ {print ""; next} {printf "%s", $0}\' IN | fold -w 1000 > OUT.txt; then '

@@ -21,9 +21,9 @@ MAX_UNITS = 1 << 11  # about; units of a large input are larger
 MAX_DECOMPRESSIONS = 16
 COMPRESSED = r"(?P<compression>\.(gz|bz2|zst|xz))?"
 # Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2. The index of a
-# multistream dump is not a text file.
+# multistream dump is not a text file. FASTA is text to `recognize`, which refuses it with advice.
 FORMATS = {
-    "text": r"(?!.*-multistream-index)([^.]+|.*\.(txt|text))" + COMPRESSED,
+    "text": r"(?!.*-multistream-index)([^.]+|.*\.(txt|text|fasta|fa|fna|faa))" + COMPRESSED,
     "dump": r".+\.xml(-p\d+p\d+[\w-]*)?" + COMPRESSED,
     "jsonl": r".+\.(jsonl|ndjson|json)" + COMPRESSED,
     "parquet": r".+\.parquet(?P<compression>)",
@@ -195,7 +195,7 @@ def format_of(path: str) -> tuple[str, str]:
     raise ValueError(
         f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none), a Wikipedia "
         "dump (.xml) or JSON lines (.jsonl, .ndjson, .json), all also as .gz, .bz2, .zst or .xz, "
-        "or .parquet"
+        "or .parquet; if it is text, such as a log, rename it to *.txt"
     )
 
 

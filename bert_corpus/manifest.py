@@ -229,14 +229,16 @@ def _describe_split(
     dropped = {name.removeprefix("dropped_"): count[name] for name in names}
     if not rows and split == "heldout" and num_documents == 1:
         fix = {
-            "blank_lines": "separate documents by blank lines, or use --documents=lines for one "
-            "document per line",
-            "lines": "add lines",
+            "blank_lines": "separate documents, or the chapters of a book, by blank lines, or use "
+            "--documents=lines for one document per line",
+            "lines": "add lines, or separate documents by blank lines and leave out "
+            "--documents=lines",
             "files": "add files, or use --documents=blank_lines or --documents=lines",
         }
         raise ValueError(
             "the input is a single document, so none can be held out for evaluation: "
-            f"{fix[config.documents]}; or build without held-out documents, --heldout_fraction=0"
+            f"{fix[config.documents]}. With --heldout_fraction=0 it can be built, but pre-training "
+            "needs held-out documents"
         )
     if not rows:
         reasons = f" (dropped: {count_in_words(dropped)})" if any(dropped.values()) else ""

@@ -474,7 +474,7 @@ BAD_INPUT = {
     blank_input: (ValueError, "no document"),
     byte_that_is_not_utf8: (ValueError, "text.txt", "line 2, byte 6", "0xff"),
     document_of_one_sentence: (ValueError, "1 of 1 documents", "no sentence pair"),
-    too_few_documents_to_hold_out: (ValueError, "a single document", "hold out"),
+    too_few_documents_to_hold_out: (ValueError, "a single document", "held out"),
     vocabulary_without_mask: (ValueError, "vocab.txt", "[MASK]"),
     tfds_that_is_not_prepared: (FileNotFoundError, "tfds:news", "tfds build news"),
     tfds_prepared_as_tfrecord: (ValueError, "tfds:news", "tfrecord", "array_record"),

@@ -446,7 +446,7 @@ COMMAND_LINES = {
         "pretrain: --config.learning_rat: there is no field 'learning_rat'; did you mean "
         '"learning_rate"?'
     ),
-    "--config.corpus=/nowhere": "/nowhere holds no corpus",
+    "--config.corpus=/nowhere": "/nowhere does not exist; run tools/prepare_corpus.py",
     "--config.num_steps=x": "invalid literal for int",
     "--confg=y": "Unknown command line flag 'confg'",
     "--config=configs/pretrain/bert_tyni.py": "configs/pretrain/bert_tyni.py",

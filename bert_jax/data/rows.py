@@ -239,9 +239,9 @@ def manifest_checksum(manifest: dict) -> str:
 def _read_manifest(directory: pathlib.Path) -> dict:
     path = directory / MANIFEST
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{directory} holds no corpus or its build was interrupted; run tools/prepare_corpus.py"
-        )
+        exists = is_bucket(directory) or directory.exists()
+        problem = "holds no corpus or its build was interrupted" if exists else "does not exist"
+        raise FileNotFoundError(f"{directory} {problem}; run tools/prepare_corpus.py")
     try:
         manifest = json.loads(path.read_bytes())
     except ValueError as error:

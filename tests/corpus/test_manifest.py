@@ -152,7 +152,7 @@ def test_an_input_that_is_given_twice_is_a_warning(tmp_path, paths, settings, ex
 @pytest.mark.parametrize(
     ("documents", "fix"),
     [
-        ("blank_lines", "separate documents by blank lines, or use --documents=lines"),
+        ("blank_lines", "separate documents, or the chapters of a book, by blank lines, or use"),
         ("files", "add files, or use --documents=blank_lines or --documents=lines"),
     ],
 )

@@ -139,6 +139,13 @@ def test_fasta_is_refused_with_the_way_on(tmp_path, suffix, text):
         find_inputs(f"{tmp_path}/a.txt{suffix}")
 
 
+@pytest.mark.parametrize("name", ["a.fasta", "a.FA", "a.fna.gz", "a.faa.xz"])
+def test_fasta_is_known_by_its_suffix_even_if_its_sequences_are_short(tmp_path, name):
+    write_compressed(f"{tmp_path}/{name}", b">a short one\nMKV\n")
+    with pytest.raises(ValueError, match=r"is FASTA, .* awk .* --documents=lines"):
+        find_inputs(f"{tmp_path}/{name}")
+
+
 @pytest.mark.parametrize(
     "text", ["> quoted\n> again\n", ">He\nsaid nothing.\n", ">>> x = 1\nWONDERFUL DAY\n"]
 )
@@ -713,6 +720,7 @@ def test_vanished_file_is_not_reported_as_damaged(tmp_path):
     [
         ("wiki-multistream-index.txt.bz2", "unknown suffix"),
         ("text.parquet.gz", "unknown suffix"),
+        ("server.log", "if it is text, such as a log, rename it to *.txt"),
         ("folder/", "matches no file; it is a directory, use DIR/*"),
     ],
 )
