@@ -59,6 +59,8 @@ ERRORS = {
 TWO_CLASS_METRICS = {"matthews": scores.matthews}
 RANKING_METRICS = {"roc_auc": scores.roc_auc, "average_precision": scores.average_precision}
 
+MAX_ROUNDING = 1e-2
+"""Steps of the labels of a regression, in standard deviations, up to which they are harmless."""
 MAX_LABELS = 100
 """Maximum number of labels for which predictions have all probabilities, and the log all scores."""
 NUM_BEST = 10
@@ -198,6 +200,15 @@ def target_scale(labels: Sequence[float]) -> dict[str, float]:
     on their mean, which a small learning rate never reaches.
     """
     mean, std = float(np.mean(labels)), float(np.std(labels)) or 1.0
+    step = float(np.max(np.spacing(np.abs(labels).astype(np.float32))))
+    if step > MAX_ROUNDING * std:
+        logging.warning(
+            "The labels are read in steps of %.6g, as float32 is, and their deviation is %.6g: "
+            "subtract a constant near their mean, %.6g, from all labels in the files",
+            step,
+            std,
+            mean,
+        )
     logging.info("Training on standardized labels: mean %.6g, standard deviation %.6g", mean, std)
     return {"target_mean": mean, "target_std": std}
 

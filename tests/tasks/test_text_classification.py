@@ -551,3 +551,10 @@ def test_examples_in_memory_are_refused_with_what_to_do(examples):
     data = ConfigDict({"train": examples, "dev": "", "test": ""})
     with pytest.raises(TypeError, match=r"data\.train is a (list|ndarray): expected the path of"):
         tables.files_from_config(data)
+
+
+@pytest.mark.parametrize(("first", "warns"), [(2000.0, False), (1.7e9, True), (-1e6, False)])
+def test_labels_that_float32_cannot_tell_apart_are_named(first, warns, caplog):
+    """Such as seconds since 1970 over some minutes; years are not."""
+    text_classification.target_scale([first + step for step in range(100)])
+    assert ("subtract a constant near their mean" in caplog.text) == warns
