@@ -1,4 +1,4 @@
-"""Checks that a prediction-only run predicts what `bert_jax.load` predicts, for each task."""
+"""Checks that `bert_jax.predict` predicts what `bert_jax.load` predicts, for each task."""
 
 import json
 import random

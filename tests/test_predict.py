@@ -8,6 +8,7 @@ import pytest
 
 import bert_jax
 from bert_jax import predict
+from bert_jax.tasks.squad_scores import normalize
 from tests.helpers.corpora import WORDS
 from tests.predictions import read_lines, texts, write_head, write_lines
 
@@ -149,3 +150,117 @@ def test_json_of_words_is_kept_as_written(classifier, tmp_path):
     predict.predict(classifier, path, tmp_path / "out.jsonl")
     line = json.loads((tmp_path / "out.jsonl").read_text())
     assert (line["id"], line["n"], line["flag"]) == ("0", "1.5", "true")
+
+
+def write_questions(path, pairs, answers, null):
+    """Writes SQuAD's JSON with the best of the answers, but for the first none or a wrong one."""
+    questions = []
+    for number, ((question, context), (best, *_)) in enumerate(zip(pairs, answers, strict=True)):
+        gold = [{"text": best.text, "answer_start": best.start}] if best.text else []
+        if number == 0:
+            gold = [] if null else [{"text": "xylophone", "answer_start": 0}]
+        entry = {"id": f"q{number}", "question": question, "answers": gold}
+        questions.append({"context": context, "qas": [entry]})
+    path.write_text(json.dumps({"data": [{"paragraphs": questions}], "version": "1"}))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_answers_are_scored_by_the_official_rules(suffix, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "BLOCK", 3)
+    head = {"max_seq_length": 32, "doc_stride": 8, "max_query_length": 8, "max_answer_length": 3}
+    model = write_head(tmp_path, task="span", labels=["start", "end"], **head)
+    pairs = [("the old king", text) for text in texts(8, seed=4)]
+    answers = bert_jax.load(model).answer(*map(list, zip(*pairs, strict=True)))
+    path = write_questions(tmp_path / "in.json", pairs, answers, null=False)
+    scores = predict.predict(model, path, tmp_path / f"out{suffix}")[f"out{suffix}"]
+    texts_of = [best.text for best, *_ in answers[1:]]  # The official F1 of "the" is 0.
+    f1 = sum(bool(normalize(text)) for text in texts_of)
+    assert scores == {"exact": 7 / 8, "f1": f1 / 8, "questions": 8}
+    # A head that always answers is not scored on questions without an answer.
+    path = write_questions(tmp_path / "second.json", pairs, answers, null=True)
+    scores = predict.predict(model, path, tmp_path / f"null{suffix}")[f"null{suffix}"]
+    assert scores == {"exact": 1, "f1": f1 / 7, "questions": 7}
+
+
+def test_run_of_a_bi_encoder_is_scored_by_the_ranks_of_the_positives(tmp_path):
+    options = {"pooling": "mean", "normalize": True, "max_seq_length": 32, "max_query_length": 16}
+    model = write_head(tmp_path, task="embedding", labels=[], **options)
+    passages = texts(30, seed=1)
+    path = write_table(tmp_path / "passages.csv", [{"text": text} for text in passages])
+    predict.predict(model, path, tmp_path / "vectors.npy")
+    queries = texts(8, seed=2)
+    positives = [*random.Random(0).choices(passages, k=7), "not among the passages"]
+    rows = [{"query": q, "positive": p} for q, p in zip(queries, positives, strict=True)]
+    path = write_lines(tmp_path / "queries.jsonl", [*rows, {"query": "the"}])
+    columns = {"passages": str(tmp_path / "vectors.npy"), "top_k": 30}
+    scores = predict.predict(model, path, tmp_path / "run.txt", columns)["run.txt"]
+    loaded = bert_jax.load(model)
+    similar = loaded.encode(queries, max_length=16) @ loaded.encode(passages).T
+    ranks = [
+        1 + sum(row > row[passages.index(positive)])
+        for row, positive in zip(similar, positives[:7], strict=False)
+    ]
+    assert scores["queries"] == 7
+    assert scores["mrr_at_10"] == pytest.approx(sum(1 / x for x in ranks if x <= 10) / 7)
+
+
+def test_candidates_of_a_cross_encoder_are_scored(tmp_path):
+    head = {"labels": ["score"], "max_seq_length": 32, "max_query_length": 8}
+    model = write_head(tmp_path, task="multiple_choice", **head)
+    passages = texts(5, seed=1)
+    rankings = bert_jax.load(model).rank(texts(6, seed=2), passages)
+    rows = [
+        {
+            "query": query,
+            "positive": ranked[number % 5].text,
+            "negatives": [each.text for each in ranked if each != ranked[number % 5]],
+        }
+        for number, (query, ranked) in enumerate(zip(texts(6, seed=2), rankings, strict=True))
+    ]
+    path = write_lines(tmp_path / "in.jsonl", rows)
+    scores = predict.predict(model, path, tmp_path / "out.jsonl")["out.jsonl"]
+    ranks = [number % 5 + 1 for number in range(6)]
+    assert scores["mrr_at_10"] == pytest.approx(sum(1 / rank for rank in ranks) / 6)
+    assert [line["rank"] for line in read_lines(tmp_path / "out.jsonl")] == ranks
+
+
+FORMS = {
+    "table": ("in.csv", "text\nthe\n"),
+    "words": ("in.txt", "the O\nriver O\n"),
+    "questions": ("in.json", '{"data": []}'),
+    "objects": ("in.jsonl", '{"title": "the"}\n'),
+}
+TASKS = {
+    "tagging": ({"labels": ["O", "X"]}, "jsonl", ("table", "questions", "objects")),
+    "span": ({"labels": ["start", "end"]}, "jsonl", ("table", "words", "questions", "objects")),
+    "embedding": ({"labels": []}, "npy", ("words", "questions", "objects")),
+    "multiple_choice": ({"labels": ["score"]}, "jsonl", ("table", "words", "objects")),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_input_of_another_form_is_an_error(task, tmp_path):
+    options, suffix, forms = TASKS[task]
+    model = write_head(tmp_path / "model", task=task, **options)
+    for form in forms:
+        name, text = FORMS[form]
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+            predict.predict(model, tmp_path / name, tmp_path / f"out.{suffix}")
+        assert not (tmp_path / f"out.{suffix}").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"passages": "nowhere.npy"}, "--passages=nowhere.npy: expected NAME.npy with NAME.jsonl"),
+        ({"passages": "passages.jsonl"}, "--passages=passages.jsonl: expected NAME.npy"),
+        ({"label": "y"}, "--label is for other models: this one has a head for embedding"),
+    ],
+)
+def test_wrong_option_of_a_bi_encoder_is_an_error(options, message, tmp_path):
+    model = write_head(tmp_path, task="embedding", labels=[])
+    path = write_lines(tmp_path / "in.jsonl", [{"query": "the"}])
+    with pytest.raises(ValueError, match=message):
+        predict.predict(model, path, tmp_path / "out.txt", options)

@@ -2,8 +2,9 @@
 
 python tools/glue_submission.py runs/cola runs/mnli ... --output=submission.zip
 
-Each argument is the workdir of configs/finetune/glue.py or of one seed. The server expects eleven
-files; missing ones, and those with a wrong number of examples, are reported.
+Each argument is the workdir of configs/finetune/glue.py or of one seed, or the folder that
+`python -m bert_jax.predict --model=runs/cola --input=glue_data --output=DIR` has written. The
+server expects eleven files; missing ones, and those with a wrong number of examples, are reported.
 """
 
 import pathlib
@@ -43,7 +44,8 @@ def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
     for run in map(pathlib.Path, runs):
         if not run.is_dir():
             raise FileNotFoundError(f"no workdir {run}")
-        files = [run / "predictions" / f"{name}.tsv" for name in SIZES]
+        folders = run / "predictions", run
+        files = [folder / f"{name}.tsv" for folder in folders for name in SIZES]
         files = [path for path in files if path.exists()]
         if not files:
             hint = (

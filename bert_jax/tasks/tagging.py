@@ -431,6 +431,9 @@ class TagPredictor:
         return [(path, f"{path.stem}.jsonl") for path in paths]
 
     def read(self, path: str | pathlib.Path) -> Iterator[list[Sentence]]:
+        if pathlib.Path(path).suffix in (".csv", ".json"):
+            expected = 'words and their columns, or a .jsonl file of {"tokens": [...]}'
+            raise ValueError(f"{path}: expected {expected}")
         word_column, tag_column, tags_key = (self._options[name] for name in PREDICT_OPTIONS)
         sentences = iterate_sentences(
             path, word_column, tag_column, 2, tags_key, self._labels, self._labels

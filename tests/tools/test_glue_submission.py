@@ -39,6 +39,15 @@ def test_predictions_are_collected_and_missing_files_are_reported(tmp_path):
         assert archive.read("WNLI.tsv").startswith(b"index\tprediction\n0\t0\n")
 
 
+def test_folders_written_by_predict_are_collected(tmp_path):
+    predict(tmp_path / "wnli", "WNLI")
+    (tmp_path / "wnli" / "predictions").rename(tmp_path / "written")
+    done = collect("written", "--output=out.zip", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "out.zip") as archive:
+        assert archive.namelist() == ["WNLI.tsv"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
