@@ -193,7 +193,7 @@ def read_pickle(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
     def read_storage(key: str) -> bytes:
         try:
             return archive.read(f"{folder}data/{key}")
-        except (KeyError, OSError, zipfile.BadZipFile) as error:
+        except Exception as error:  # zipfile raises errors of many types.
             raise ValueError(f"{path.name} is damaged: {folder}data/{key}: {error}") from error
 
     def read(tensor: _Tensor) -> np.ndarray:

@@ -203,6 +203,27 @@ def test_flipped_bit_is_found(tmp_path):
         read_tensors(tmp_path)["a"]
 
 
+def test_no_changed_bit_is_silent(tmp_path, monkeypatch):
+    """Of the numbers, and of the zip file's own fields, such as the type of compression."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    path = tmp_path / "pytorch_model.bin"
+    tensors = {name: np.full(3, index, np.float32) for index, name in enumerate("abc")}
+    write_tensors(path, tensors)
+    content, errors = path.read_bytes(), 0
+    for position in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[position // 8] ^= 1 << position % 8
+        path.write_bytes(changed)
+        try:
+            found = {name: tensor.tolist() for name, tensor in read_tensors(tmp_path).items()}
+        except (ImportError, ValueError) as error:
+            assert "pytorch_model.bin" in str(error)
+            errors += 1
+        else:
+            assert found == {name: tensor.tolist() for name, tensor in tensors.items()}
+    assert errors > 4 * len(content)
+
+
 def test_what_only_torch_reads_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     path = tmp_path / "pytorch_model.bin"
