@@ -149,18 +149,20 @@ def read_layout(
     """
     if backend.post_processor is None:
         return Layout()
-    ids = backend.encode("a", add_special_tokens=False).ids
+    # Texts of different lengths show their order, even if both are unknown.
+    texts = ("a", "b a")
+    ids, other_ids = (backend.encode(text, add_special_tokens=False).ids for text in texts)
     _, _, cls, sep, _ = special_ids(backend, special_tokens)
-    single, pair = backend.encode("a"), backend.encode("a", "a")
+    single, pair = backend.encode(texts[0]), backend.encode(*texts)
     for layout in LAYOUTS:
         first, last = [cls] * layout.num_around, [sep] * layout.num_around
-        expected = [*first, *ids, *[sep] * layout.num_separators, *ids, *last]
-        second = len([*ids, *last]) * layout.has_segments
+        expected = [*first, *ids, *[sep] * layout.num_separators, *other_ids, *last]
+        second = len([*other_ids, *last]) * layout.has_segments
         segments = [0] * (len(expected) - second) + [1] * second
         is_layout = (pair.ids, pair.type_ids) == (expected, segments)
         if is_layout and single.ids == [*first, *ids, *last]:
             return layout
-    found = f"gives the ids {pair.ids} and segments {pair.type_ids} for the pair 'a', 'a'"
+    found = f"gives the ids {pair.ids} and segments {pair.type_ids} for the pair 'a', 'b a'"
     raise ValueError(f"{source}: post_processor {found}, expected {expected} and {segments}")
 
 

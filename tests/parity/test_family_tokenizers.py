@@ -280,6 +280,69 @@ def test_texts_are_joined_as_transformers_joins_them(family, is_generic, layout,
             assert segments == pair.get("token_type_ids", [0] * len(segments))
 
 
+TEMPLATES = {
+    "bert": ("C A S", "C A S B:1 S:1"),
+    "one segment": ("C A S", "C A S B S"),
+    "two separators": ("C A S", "C A S S B S"),
+    "no last": ("C A", "C A B:1"),
+    "no first": ("A S", "A S B:1 S:1"),
+    "two first": ("C C A S", "C C A S B:1 S:1"),
+    "first again": ("C A S", "C A S C B:1 S:1"),
+    "first at the end": ("S A C", "S A C B:1 C:1"),
+    "second text first": ("C A S", "C B S A:1 S:1"),
+    "bare": ("A", "A B:1"),
+    "one text bare": ("A", "C A S B:1 S:1"),
+    "pair bare": ("C A S", "A B:1"),
+    "segments swapped": ("C:1 A:1 S:1", "C:1 A:1 S:1 B S"),
+    "last of segment 0": ("C A S", "C A S B:1 S"),
+}
+
+
+def template(single: str, pair: str, cls: str, sep: str) -> dict:
+    """Returns a post-processor; "C A S:1" stands for [CLS], the first text, [SEP] of segment 1."""
+
+    def item(text: str) -> dict:
+        name, _, segment = text.partition(":")
+        kind = "Sequence" if name in "AB" else "SpecialToken"
+        return {kind: {"id": {"C": cls, "S": sep}.get(name, name), "type_id": int(segment or 0)}}
+
+    tokens = {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ((cls, 0), (sep, 2))}
+    parts = {"single": [*map(item, single.split())], "pair": [*map(item, pair.split())]}
+    return {"type": "TemplateProcessing", "special_tokens": tokens} | parts
+
+
+@pytest.mark.parametrize("family", CLASSES)
+@pytest.mark.parametrize("is_generic", [False, True])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_templates_join_texts_as_in_transformers_or_are_refused(family, is_generic, tmp_path):
+    tokenizer_class, cls, sep = CLASSES[family]
+    refused = 0
+    for name, (single, pair) in TEMPLATES.items():
+        spec = small_tokenizer_json(family, template(single, pair, cls, sep))
+        names = [each["content"] for each in spec["added_tokens"]]
+        fields = ("cls", "pad", "sep", "unk", "mask")
+        config = {f"{field}_token": token for field, token in zip(fields, names, strict=True)}
+        config["tokenizer_class"] = "PreTrainedTokenizerFast" if is_generic else tokenizer_class
+        model = {"model_type": family, "transformers_version": transformers.__version__}
+        source = tmp_path / name
+        source.mkdir()
+        files = {"tokenizer": spec, "tokenizer_config": config, "config": model}
+        for filename, values in files.items():
+            (source / f"{filename}.json").write_text(json.dumps(values))
+        try:
+            ours = load_tokenizer(source)
+        except ValueError as error:
+            assert "post_processor" in str(error)
+            refused += 1
+            continue
+        reference = transformers.AutoTokenizer.from_pretrained(source)
+        first, second = ours.encode("a"), ours.encode("b")
+        assert make_sequence(ours, first)[0].tolist() == reference("a")["input_ids"], name
+        found = make_sequence(ours, first, second)[0].tolist()
+        assert found == reference("a", "b")["input_ids"], name
+    assert refused < len(TEMPLATES)
+
+
 @pytest.mark.parametrize(
     "text", ["The <mask> of <mask>, <mask>s.", "<mask>", " <mask> x", "a\n<mask>"]
 )

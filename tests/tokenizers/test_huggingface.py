@@ -373,7 +373,7 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
                     | {"cls": ["[CLS]", 2], "trim_offsets": True, "add_prefix_space": True}
                 )
             },
-            r"post_processor gives the ids .* expected \[2, 1, 3, 1, 3\]",
+            r"post_processor gives the ids .* expected \[2, 1, 3, 1, 1, 3\]",
         ),
         ({"tokenizer": tokenizer_json(pre_tokenizer={"type": "?"})}, r"m/tokenizer\.json: "),
     ],
