@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from scipy.special import expit, softmax
 
 from bert_jax.checkpoints.parameters import hint_for_unexpected, unexpected_tensors
@@ -359,16 +360,24 @@ class PretrainedModel(TextEncoder):
         return {"max_seq_length": self.config.max_position_embeddings} | self.head
 
     def head_outputs(
-        self, features: Sequence[ModelInput], batch_size: int = ROWS_PER_BATCH
+        self,
+        features: Sequence[ModelInput],
+        batch_size: int = ROWS_PER_BATCH,
+        mesh: Mesh | None = None,
     ) -> list[np.ndarray]:
         """Returns the head's output for each feature, as described in `heads.Outputs`.
 
-        For `batch_size` see `encode`. Raises ValueError without a head.
+        For `batch_size` see `encode`. With a `mesh` of the axis `data`, on all of whose devices
+        `params` are, the rows are spread over them. Raises ValueError without a head.
         """
         if not self.head:
             raise ValueError("this model has no fine-tuned head: load one that has")
         head = HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, self.module, self.params)
+        if mesh is not None:
+            function = functools.partial(
+                forward.spread_head_outputs, self.module, mesh, self.params
+            )
         num_outputs = len if head.input_kind == "positions" else lambda feature: 1
         outputs = self._apply(function, features, batch_size, num_outputs=num_outputs)
         return list(map(head.feature_output, outputs))

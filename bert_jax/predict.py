@@ -20,13 +20,18 @@ import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
+import jax
+import numpy as np
 from absl import app, flags, logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bert_jax
+from bert_jax.data.features import ModelInput
 from bert_jax.inference import PretrainedModel
+from bert_jax.model.heads import Outputs
 from bert_jax.runtime import command_line
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.main import check_devices, limit_logging
@@ -61,6 +66,8 @@ def define_flags() -> None:
         "Packed rows of 64 tokens per forward pass; proportionally fewer longer ones.",
         lower_bound=1,
     )
+    help_text = "Local devices over which rows are spread, each with a batch; 0: all."
+    flags.DEFINE_integer("num_devices", 0, help_text, lower_bound=0)
     flags.DEFINE_enum("device", None, ["cpu", "gpu", "tpu"], "Where to compute; default: JAX's.")
     as_trained = "; default: as in the run that trained the model."
     flags.DEFINE_string("text", None, "Tables: column of the text" + as_trained)
@@ -98,6 +105,7 @@ def predict(
     options: Mapping[str, object] | None = None,
     batch_size: int = ROWS_PER_BATCH,
     device: str | None = None,
+    num_devices: int = 1,
 ) -> dict[str, dict[str, float]]:
     """Predicts a file or a folder of files; returns the scores of each file with known labels.
 
@@ -106,7 +114,8 @@ def predict(
       source, output: two files, or two folders. The output must not exist, and appears when it is
         complete.
       options: those of the task that are set, such as columns; see `PREDICT_OPTIONS` of its file.
-      batch_size, device: as for `encode` and `bert_jax.load`.
+      batch_size, device: as for `encode`, on each device, and `bert_jax.load`.
+      num_devices: over how many local devices the rows are spread; 0: all.
 
     Raises ValueError, OSError or CheckpointError.
     """
@@ -118,34 +127,48 @@ def predict(
     if target.exists():
         raise FileExistsError(f"--output={target} exists: choose another, or remove it")
     model = bert_jax.load(model_directory, device=device)
-    predictor = make_predictor(model, options or {}, batch_size)
+    apply = spread(model, batch_size, device, num_devices)
+    predictor = make_predictor(model, options or {})
     scores = {}
     with complete_files(target) as directory:
         for path, name in choose_files(predictor, source, target):
             write = predictor.writers[pathlib.Path(name).suffix]
-            write(directory / name, predict_blocks(model, predictor, path, batch_size))
+            write(directory / name, predict_blocks(apply, predictor, path))
             if found := predictor.scores():
                 scores[name] = found
             for what, count in sorted(predictor.notes.items()):
                 if count:
                     logging.info("%s: %d %s", path, count, what)
-            predictor = make_predictor(model, options or {}, batch_size)
+            predictor = make_predictor(model, options or {})
     return scores
 
 
+def spread(
+    model: PretrainedModel, batch_size: int, device: str | None, num_devices: int
+) -> Callable[[Sequence[ModelInput]], Outputs]:
+    """Returns features -> outputs of the head, over several devices. Raises ValueError."""
+    devices = jax.local_devices(backend=device)
+    if num_devices > len(devices):
+        raise ValueError(f"--num_devices={num_devices}: there are {len(devices)}")
+    devices = devices[: num_devices or len(devices)]
+    if len(devices) == 1 or not model.head:
+        return functools.partial(model.head_outputs, batch_size=batch_size)
+    mesh = Mesh(np.array(devices), ("data",))
+    model.params = jax.device_put(model.params, NamedSharding(mesh, PartitionSpec()))
+    batch_size *= len(devices)
+    return functools.partial(model.head_outputs, batch_size=batch_size, mesh=mesh)
+
+
 def predict_blocks(
-    model: PretrainedModel, predictor: Predictor, path: pathlib.Path, batch_size: int
+    apply: Callable[[Sequence[ModelInput]], Outputs], predictor: Predictor, path: pathlib.Path
 ) -> Iterator[Sequence]:
     """Yields the predictions of each block of examples of a file."""
     for examples in blocks(predictor.read(path), BLOCK):
         features = predictor.features(examples)
-        outputs = model.head_outputs(features, batch_size)
-        yield predictor.describe(examples, outputs)
+        yield predictor.describe(examples, apply(features))
 
 
-def make_predictor(
-    model: PretrainedModel, options: Mapping[str, object], batch_size: int
-) -> Predictor:
+def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Predictor:
     """Returns the predictor of the model's task; `options` are those that are set.
 
     Raises ValueError for a model without a head, or for an option that its task does not have.
@@ -164,9 +187,7 @@ def make_predictor(
                 f"task {name}, whose options are {expected}"
             )
     defaults = {each: data.get(each, value) for each, value in task.PREDICT_OPTIONS.items()}
-    apply = functools.partial(model.head_outputs, batch_size=batch_size)
-    limit = model.config.max_position_embeddings
-    trained = TrainedHead(head, data, model.tokenizer, limit, apply)
+    trained = TrainedHead(head, data, model.tokenizer, model.config.max_position_embeddings)
     return task.get_predictor(trained, defaults | dict(options), options.keys())
 
 
@@ -237,7 +258,13 @@ def main(argv: list[str]) -> None:
     try:
         check_devices()
         scores = predict(
-            values.model, values.input, values.output, options, values.batch_size, values.device
+            values.model,
+            values.input,
+            values.output,
+            options,
+            batch_size=values.batch_size,
+            device=values.device,
+            num_devices=values.num_devices,
         )
     except (ImportError, ValueError, OSError, CheckpointError) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.

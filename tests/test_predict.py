@@ -90,6 +90,25 @@ def test_each_file_of_a_folder_is_predicted_into_a_folder(tmp_path):
         )  # In all bits.
 
 
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("task", ["classification", "span"])
+def test_rows_over_two_devices_give_the_same_predictions(task, tmp_path):
+    labels = {"classification": ["no", "yes"], "span": ["start", "end"]}[task]
+    model = write_head(tmp_path, task=task, labels=labels)
+    pairs = zip(texts(11), texts(11, seed=1), strict=True)
+    rows = [{"text": a, "question": b, "context": a} for a, b in pairs]
+    path = write_lines(tmp_path / "in.jsonl", rows)
+    for count in (1, 2):
+        predict.predict(model, path, tmp_path / f"{count}.jsonl", num_devices=count)
+    one, two = (read_lines(tmp_path / f"{count}.jsonl") for count in (1, 2))
+    for left, right in zip(one, two, strict=True):
+        assert left["prediction"] == right["prediction"]
+        if task == "classification":
+            assert left["probabilities"] == pytest.approx(right["probabilities"], abs=1e-5)
+    with pytest.raises(ValueError, match="--num_devices=99: there are"):
+        predict.predict(model, path, tmp_path / "out.jsonl", num_devices=99)
+
+
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     return write_head(tmp_path_factory.mktemp("model"), task="classification", labels=["no", "yes"])

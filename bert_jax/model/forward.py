@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
 from bert_jax.model.architecture import architecture_of
@@ -88,6 +90,30 @@ def replaced_logits(model: nn.Module, params: dict, rows: dict) -> jax.Array:
 def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
     """Returns the outputs of a model with a task's head for rows, as documented in the model."""
     return model.apply({"params": params}, rows)
+
+
+def spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) -> jax.Array:
+    """Returns the `head_outputs` of rows over the devices of a mesh, which all have `params`.
+
+    There may be a few more outputs, of empty rows, so that all devices have equally many.
+    """
+    surplus = -len(rows["tokens"]) % mesh.size
+    rows = {
+        name: np.pad(values, [(0, surplus)] + [(0, 0)] * (values.ndim - 1))
+        for name, values in rows.items()
+    }
+    return _spread_head_outputs(model, mesh, params, rows)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) -> jax.Array:
+    return jax.shard_map(
+        lambda params, rows: model.apply({"params": params}, rows),
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P("data"),
+        check_vma=False,
+    )(params, rows)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

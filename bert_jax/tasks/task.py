@@ -101,14 +101,12 @@ class TrainedHead(NamedTuple):
       data: the fields `config.data` of the run that trained it; empty if it is imported.
       tokenizer: the model's.
       max_position_embeddings: the model's.
-      apply: features -> the head's output for each.
     """
 
     settings: Mapping
     data: Mapping
     tokenizer: Tokenizer
     max_position_embeddings: int
-    apply: Callable[[Sequence[ModelInput]], Outputs]
 
 
 class Predictor(Protocol):
