@@ -20,6 +20,7 @@ from absl import app, flags
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoints.native import find_checkpoint
+from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES
 from bert_jax.checkpoints.verify import copy_verified, print_summary
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
@@ -31,6 +32,9 @@ def main(argv: list[str]) -> None:
     if len(argv) != 2:
         raise app.UsageError("expected one argument: a workdir or a checkpoint")
     try:
+        if any((pathlib.Path(argv[1]) / name).exists() for name in WEIGHTS_FILENAMES):
+            fix = "bert_jax.load reads it, and names what is damaged"
+            raise ValueError(f"{argv[1]} is a model of another library, without checksums: {fix}")
         source = find_checkpoint(argv[1])
         print_summary(source)
         if COPY_TO.value:

@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.runtime.model_files import check_not_pointer
 
 _KERNEL, _CHUNKED = "kernel", "__msgpack_chunked_array__"
+_AGAIN = "copy or download it again"
 # Last parts of Flax's names that are "weight" in PyTorch. A kernel is the transpose of the weight.
 _WEIGHTS = (_KERNEL, "scale", "embedding")
 # First bytes of msgpack's maps and of its extension types, one of which is an array.
@@ -46,7 +47,7 @@ def read_flax(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
         except (msgpack.UnpackException, ValueError, RecursionError) as error:
             is_short = isinstance(error, msgpack.OutOfData)
             reason = "it is truncated" if is_short else str(error) or "it is not msgpack"
-            raise ValueError(f"{path.name} is damaged: {reason}") from error
+            raise ValueError(f"{path.name} is damaged: {reason}; {_AGAIN}") from error
         except TypeError as error:
             raise ValueError(
                 f"{path.name} is not a tree of arrays, as save_pretrained of a Flax model writes: "
@@ -55,7 +56,7 @@ def read_flax(path: pathlib.Path) -> dict[str, Callable[[], np.ndarray]]:
             ) from error
         if unpacker.tell() != size:
             reason = f"{size - unpacker.tell():,} bytes follow its tree of arrays"
-            raise ValueError(f"{path.name} is damaged: {reason}")
+            raise ValueError(f"{path.name} is damaged: {reason}; {_AGAIN}")
     return {name: lambda name=name: _read_array(path, name, *spans[name]) for name in spans}
 
 

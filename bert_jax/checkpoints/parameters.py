@@ -268,6 +268,8 @@ def _similar_name(name: str, stored: Iterable[str]) -> str:
     for each in (name, *tails):
         if (prefix := similar.removesuffix(each)) != similar and prefix.endswith((".", "/")):
             fix = f"save only the submodule {prefix[:-1]}, or remove this prefix from the names"
+            if each != name and prefix in {family.prefix for family in FORMATS.values()}:
+                fix = "another kind of model: correct model_type in config.json"
             return f", the file has {similar}: {fix}"
     return f", the file has {similar}"
 

@@ -83,12 +83,30 @@ def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> L
     try:
         return _read_native(directory, verify_checksums)
     except FileNotFoundError as error:
-        if found := unreadable_weights(directory) or _describe_checkpoints(directory):
+        if found := unreadable_weights(directory) or _describe_contents(directory):
             raise FileNotFoundError(found) from None
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
         if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
             raise
         raise FileNotFoundError(f"{error}; {hint}") from None
+
+
+def _describe_contents(directory: pathlib.Path) -> str:
+    """Describes what a directory without weights holds of another library; "" if nothing."""
+    if found := _describe_checkpoints(directory):
+        return found
+    if "model_type" in read_optional(directory / "config.json"):
+        expected = ", ".join(WEIGHTS_FILENAMES)
+        return f"{directory} holds config.json, but no weights: download one of {expected}"
+    names = ("config.json", *WEIGHTS_FILENAMES)
+    inside = sorted(
+        path for path in directory.glob("*/") if any((path / n).exists() for n in names)
+    )
+    if inside and not (directory / "checkpoints").exists():
+        return (
+            f"{directory} holds no model, but directories of models: use one, such as {inside[0]}"
+        )
+    return ""
 
 
 def _describe_checkpoints(directory: pathlib.Path) -> str:

@@ -32,13 +32,13 @@ def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
     check_files(directory)
     params, settings, _ = load_checkpoint(directory, abstract_params, verify_checksums=False)
     has_state = settings.get("has_training_state", True)
-    training = load_training_state(directory) if has_state else {"step": np.int32(0)}
+    training = load_training_state(directory) if has_state else {}
     for path in directory.glob("*/array_metadatas/*"):  # Orbax reads these only when resuming.
         try:
             json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
-    sizes = {"step": int(training["step"]), "params": 0, "training": 0}
+    sizes = {"step": int(training.get("step", 0)), "params": 0, "training": 0}
     shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
     for path, leaf in jax.tree.leaves_with_path({"params": params, "training": training}):
         name = jax.tree_util.keystr(path)
@@ -59,10 +59,11 @@ def print_summary(directory: pathlib.Path) -> None:
     checksums = f"the checksums of {count} files match"
     if not count:
         checksums = "written without checksums, so changed values cannot be detected"
-    print(
-        f"{directory}: complete, step {sizes['step']:,}, parameters {sizes['params']:,} bytes, "
-        f"training state {sizes['training']:,} bytes; {checksums}"
-    )
+    step, state = "", "without training state"
+    if sizes["training"]:
+        step, state = f"step {sizes['step']:,}, ", f"training state {sizes['training']:,} bytes"
+    parameters = f"parameters {sizes['params']:,} bytes"
+    print(f"{directory}: complete, {step}{parameters}, {state}; {checksums}")
 
 
 def copy_verified(source: pathlib.Path, destination: pathlib.Path) -> None:

@@ -306,7 +306,8 @@ def _read_older_vocabulary(
     names = (
         f"{VOCABULARY_FILENAME} nor {TRANSFORMERS_FILENAME}, {VOCABULARY_JSON_FILENAME} or *.model"
     )
-    raise FileNotFoundError(f"{directory} has neither {names}")
+    fix = "copy the model's tokenizer into it"
+    raise FileNotFoundError(f"{directory} has neither {names}: {fix}")
 
 
 def _read_spec(path: pathlib.Path) -> dict:

@@ -53,6 +53,7 @@ def renamed(name: str, new_name: str) -> dict:
             r"^\S+/m holds checkpoints of transformers' Trainer, checkpoint-20, checkpoint-100: "
             r"use \S+/checkpoint-100, the last$",
         ),
+        ({}, r"^\S+/m holds config\.json, but no weights: download one of model\.safetensors, "),
         # Stored beside the weights, and not a part of them.
         *(
             ({"tensors": state_dict(), "files": [name]}, rf"^\S+/m holds {name}, .*{PEFT}")
@@ -107,6 +108,10 @@ def renamed(name: str, new_name: str) -> dict:
             "teacher, or remove this prefix",
         ),
         (
+            {"tensors": state_dict(), "model_type": "albert"},
+            r"albert\.\S+: .* the file has bert\.\S+: another kind of model: correct model_type",
+        ),
+        (
             {"tensors": renamed(WORD_EMBEDDINGS, "bert.embeddings.word_embedding.weight")},
             rf"{WORD_EMBEDDINGS}: .* found no such tensor, the file has bert\.embeddings\.word_emb",
         ),
@@ -139,6 +144,13 @@ def test_best_checkpoint_of_a_trainer_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"use \S+/run/checkpoint-20, the best, as its tr"):
         bert_jax.load(tmp_path / "run")
     bert_jax.load(tmp_path / "run/checkpoint-20")
+
+
+def test_directory_of_models_names_one_of_them(tmp_path):
+    for name in ("b", "a"):
+        write(tmp_path / "models" / name, state_dict())
+    with pytest.raises(FileNotFoundError, match=r"directories of models: use one, such as \S+/a$"):
+        bert_jax.load(tmp_path / "models")
 
 
 def test_path_of_a_file_names_its_directory(tmp_path):

@@ -19,7 +19,7 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, modules_of, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
-from bert_jax.checkpoints.verify import verify_checkpoint
+from bert_jax.checkpoints.verify import print_summary, verify_checkpoint
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.training.optimizer import make_optimizer
@@ -110,6 +110,16 @@ def test_damage_is_detected_or_harmless(config, workdir, tmp_path):
     assert detected > 10
 
 
+def test_summary_of_a_checkpoint_without_training_state_names_no_step(workdir, tmp_path, capsys):
+    print_summary(find_checkpoint(workdir))
+    assert ": complete, step 9, parameters " in capsys.readouterr().out
+    model = read_model(workdir)
+    write_checkpoint(tmp_path / "a", model.params, model.settings, model.tokenizer)
+    print_summary(tmp_path / "a")
+    text = capsys.readouterr().out
+    assert ": complete, parameters " in text and ", without training state; " in text
+
+
 def test_one_non_finite_value_is_detected(workdir, tmp_path):
     model = read_model(workdir)
     params = jax.tree.map(np.array, model.params)
@@ -142,6 +152,10 @@ def test_tool_checks_and_copies(workdir, tmp_path):
     shutil.rmtree(next((tmp_path / "copy" / "params").glob("ocdbt.process_0")))
     damaged = check(tmp_path / "copy")
     assert damaged.returncode == 1 and "params/ocdbt.process_0/" in damaged.stderr
+    model = read_model(workdir)
+    save_huggingface(tmp_path / "other", model.params, model.settings, model.tokenizer)
+    other = check(tmp_path / "other")
+    assert other.returncode == 1 and "a model of another library, without checksums" in other.stderr
     absent = check(tmp_path / "nowhere")
     assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
 
