@@ -74,7 +74,9 @@ def define_flags() -> None:
     flags.DEFINE_string("text_pair", None, "Tables: column of the second text" + as_trained)
     flags.DEFINE_string("label", None, "Tables: column of the label, to score" + as_trained)
     flags.DEFINE_string("id", None, "Tables: column of the ids; default: numbers from 0.")
-    flags.DEFINE_integer("header_lines", None, "Tables: lines before the first example.", 1)
+    flags.DEFINE_integer(
+        "header_lines", None, "Tables: lines before the first example; default: 1.", 1
+    )
     flags.DEFINE_integer("word_column", None, "Tags: column of the words" + as_trained)
     flags.DEFINE_integer("tag_column", None, "Tags: column of the tags, to score" + as_trained)
     flags.DEFINE_string("tags", None, "Tags: key of the tags in JSONL" + as_trained)
@@ -187,6 +189,8 @@ def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Pre
                 f"task {name}, whose options are {expected}"
             )
     defaults = {each: data.get(each, value) for each, value in task.PREDICT_OPTIONS.items()}
+    if "header_lines" in defaults:  # Those of another file would be examples of this one.
+        defaults["header_lines"] = 1
     trained = TrainedHead(head, data, model.tokenizer, model.config.max_position_embeddings)
     return task.get_predictor(trained, defaults | dict(options), options.keys())
 

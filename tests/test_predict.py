@@ -283,3 +283,13 @@ def test_wrong_option_of_a_bi_encoder_is_an_error(options, message, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", [{"query": "the"}])
     with pytest.raises(ValueError, match=message):
         predict.predict(model, path, tmp_path / "out.txt", options)
+
+
+def test_columns_but_not_header_lines_are_those_of_the_run(tmp_path):
+    model = bert_jax.load(write_head(tmp_path, task="classification", labels=["no", "yes"]))
+    data = {"text": "Body", "label": "Topic", "header_lines": 3}
+    model.settings |= {"task": "text_classification", "data": data}
+    model.save(tmp_path / "run")
+    (tmp_path / "in.csv").write_text("Body,Topic\nthe,no\nriver,no\nking,yes\n")
+    scores = predict.predict(tmp_path / "run", tmp_path / "in.csv", tmp_path / "out.jsonl")
+    assert scores["out.jsonl"]["examples"] == len(read_lines(tmp_path / "out.jsonl")) == 3
