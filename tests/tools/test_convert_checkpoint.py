@@ -61,7 +61,7 @@ def test_result_is_read_only_of_the_checkpoint_that_it_scores(tmp_path):
     [
         (lambda path: (path.parent / "out").mkdir(), "out exists already: choose another DST"),
         (lambda path: (path / "vocab.txt").write_text("a\n"), "lacks [PAD], [UNK]"),
-        (lambda path: (path / "model.safetensors").unlink(), "no complete checkpoint"),
+        (lambda path: (path / "model.safetensors").unlink(), "holds config.json, but no weights"),
     ],
 )
 def test_bad_input_is_a_one_line_error_and_leaves_nothing(damage, message, tmp_path, capsys):
