@@ -532,7 +532,8 @@ def test_a_run_learns_a_number_and_the_loaded_model_predicts_it(tokenizer, tmp_p
             "regression": True,
         }
     )
-    config.update({"learning_rate": 1e-2, "num_epochs": 8.0, "eval_every": 64})
+    # Reaches 0.999: at 1e-2, whether so small an encoder collapses depends on rounding.
+    config.update({"learning_rate": 3e-3, "num_epochs": 20.0, "eval_every": 64})
     config.update({"max_seq_length": 16, "per_device_batch_size": 1})
     assert finetune.train_and_evaluate(config, tmp_path / "run")["dev"]["pearson"] > 0.9
     lines = (tmp_path / "run" / "predictions" / "dev.jsonl").read_text().splitlines()
