@@ -110,10 +110,10 @@ restart_with_huge_pages()
 keep_running_without_log()
 
 def main(argv):
-    logging.error("a line")
+    logging.error("logged")
     print("Gr\xf6\xdfe \u4f53\u80b2", flush=True)
-    print("a line", file=sys.stderr, flush=True)
-    warnings.warn("a line")
+    print("printed", file=sys.stderr, flush=True)
+    warnings.warn("warned")
     for _ in tqdm(range(3), mininterval=0):
         pass
     open(argv[1], "w").write("done")
@@ -140,7 +140,7 @@ def test_log_that_cannot_be_written_ends_no_program(tmp_path, lost):
     assert run.returncode == 0 and (tmp_path / "file").read_text() == "done"
     if lost == "locale":
         assert run.stdout.rstrip() == rb"Gr\xf6\xdfe \u4f53\u80b2"
-        assert run.stderr.count(b"a line") == 3
+        assert all(line in run.stderr for line in (b"logged", b"printed", b"warned"))
 
 
 def check_help(*programs: str) -> None:
