@@ -578,7 +578,7 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
         "running step 1",
         "running step 2",
     ]
-    last = ["waiting for the last save", "evaluating at the end", "ending"]
+    last = ["waiting for the last save", "evaluating after step 9", "ending"]
     assert activities[-4:] == ["saving step 9", *last]
 
 
@@ -625,6 +625,7 @@ def test_save_in_progress_is_completed_when_the_run_ends(corpus, tmp_path):
 import sys
 sys.path.insert(0, ".")
 from tests import conftest
+from tests.helpers.runs import small_config
 from bert_jax import pretrain
 class Failing(pretrain.Checkpointer):
     def save(self, state):
