@@ -58,9 +58,14 @@ def renamed(name: str, new_name: str) -> dict:
         *(
             ({"tensors": state_dict(), "files": [name]}, rf"^\S+/m holds {name}, .*{PEFT}")
             for name in (
-                *("adapter_config.json", "adapter_model.safetensors", "pytorch_adapter.bin"),
-                *("adapter_fusion_config.json", "adapters.npz", "my_lora.safetensors"),
-                *("adapter_model-00001-of-00002.bin", "adapter_model.safetensors.index.json"),
+                "adapter_config.json",
+                "adapter_model.safetensors",
+                "pytorch_adapter.bin",
+                "adapter_fusion_config.json",
+                "adapters.npz",
+                "my_lora.safetensors",
+                "adapter_model-00001-of-00002.bin",
+                "adapter_model.safetensors.index.json",
             )
         ),
         *(

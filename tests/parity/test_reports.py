@@ -305,11 +305,19 @@ def test_stderr_lost(kind, tmp_path):
     assert build_corpus(corpus, f"--input={docs}", "--heldout_fraction=0.1").returncode == 0
     command = [
         sys.executable,
-        *("-m", "bert_jax.pretrain", "--config=configs/pretrain/bert_tiny.py"),
-        *(f"--workdir={workdir}", f"--config.corpus={corpus}"),
-        *("--config.long_phase.num_steps=0", "--config.num_steps=400", "--config.batch_size=8"),
-        *("--config.warmup_steps=10", "--config.model.num_layers=1", "--config.log_every=10"),
-        *("--config.model.hidden_size=64", "--config.checkpoint_every=1000"),
+        "-m",
+        "bert_jax.pretrain",
+        "--config=configs/pretrain/bert_tiny.py",
+        f"--workdir={workdir}",
+        f"--config.corpus={corpus}",
+        "--config.long_phase.num_steps=0",
+        "--config.num_steps=400",
+        "--config.batch_size=8",
+        "--config.warmup_steps=10",
+        "--config.model.num_layers=1",
+        "--config.log_every=10",
+        "--config.model.hidden_size=64",
+        "--config.checkpoint_every=1000",
     ]
     options = {"cwd": ROOT, "start_new_session": True, "env": os.environ | {"JAX_PLATFORMS": "cpu"}}
     if kind == "FULL":
