@@ -34,7 +34,7 @@ from bert_jax.checkpoints.parameters import aligned_zeros
 from bert_jax.runtime import distributed
 from bert_jax.runtime.buckets import absolute, as_path, is_bucket
 from bert_jax.runtime.errors import CheckpointError
-from bert_jax.tokenizers.tokenizer import Tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import Tokenizer, read_from_checkpoint
 
 CHUNKS_PER_READ = 2
 COMMIT = "commit_success.txt"
@@ -361,21 +361,12 @@ def load_checkpoint(
         reading(directory),
         checking_files(directory, ("params",)) if verify_checksums else contextlib.nullcontext(),
     ):
-        tokenizer = _load_tokenizer(directory)
+        check_files(directory, ("vocabulary",))
+        tokenizer = read_from_checkpoint(directory / "vocabulary/metadata")
         params = read_arrays(
             directory / "params", get_abstract_params(settings), settings["modules"]
         )
     return params, settings, tokenizer
-
-
-def _load_tokenizer(directory: pathlib.Path) -> Tokenizer:
-    check_files(directory, ("vocabulary",))
-    vocabulary = json.loads((directory / "vocabulary/metadata").read_text(encoding="utf-8"))
-    content = base64.b64decode(vocabulary["base64"])
-    tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
-    if tokenizer.sha256 != vocabulary["sha256"]:
-        raise ValueError("vocabulary/metadata: the vocabulary does not match its stored SHA-256")
-    return tokenizer
 
 
 def load_settings(directory: pathlib.Path) -> dict:

@@ -337,7 +337,10 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
     """
     name, path = str(path), find_snapshot(pathlib.Path(path))
     if path.is_dir() and (stored := _find_in_checkpoints(path)):
-        return _read_from_checkpoint(stored, lower_case)
+        tokenizer = read_from_checkpoint(stored)
+        if lower_case not in (None, tokenizer.lower_case):
+            raise ValueError(f"{stored}: the casing of a checkpoint's tokenizer is fixed")
+        return tokenizer
     directory = path if path.is_dir() else path.parent
     if _is_of_model(path, directory):
         named = "" if path.is_dir() else path.name
@@ -392,8 +395,8 @@ def _find_in_checkpoints(directory: pathlib.Path) -> pathlib.Path | None:
     return None
 
 
-def _read_from_checkpoint(path: pathlib.Path, lower_case: bool | None) -> Tokenizer:
-    """Reads the vocabulary of a checkpoint. Raises ValueError for a damaged one."""
+def read_from_checkpoint(path: pathlib.Path) -> Tokenizer:
+    """Reads `vocabulary/metadata` of a checkpoint. Raises ValueError for a damaged one."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         tokenizer = tokenizer_from_bytes(values["filename"], base64.b64decode(values["base64"]))
@@ -401,8 +404,6 @@ def _read_from_checkpoint(path: pathlib.Path, lower_case: bool | None) -> Tokeni
             raise ValueError("the vocabulary does not match its stored SHA-256")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
-    if lower_case not in (None, tokenizer.lower_case):
-        raise ValueError(f"{path}: the casing of a checkpoint's tokenizer is fixed")
     return tokenizer
 
 
