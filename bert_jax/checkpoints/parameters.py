@@ -163,7 +163,8 @@ def trained_length(settings: Mapping) -> int | None:
     """
     if "trained_length" in settings:
         return settings["trained_length"]
-    if settings.get("init_from") or settings.get("teacher") or not settings.get("corpora"):
+    starts_from_teacher = settings.get("distillation", {}).get("init_layers")
+    if settings.get("init_from") or starts_from_teacher or not settings.get("corpora"):
         return None
     return max(row_length(corpus["splits"]["train"]) for corpus in settings["corpora"])
 
