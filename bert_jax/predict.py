@@ -129,11 +129,12 @@ def predict(
     if target.exists():
         raise FileExistsError(f"--output={target} exists: choose another, or remove it")
     model = bert_jax.load(model_directory, device=device)
+    files = choose_files(make_predictor(model, options or {}), source, target)
     apply = spread(model, batch_size, device, num_devices)
-    predictor = make_predictor(model, options or {})
     scores = {}
     with complete_files(target) as directory:
-        for path, name in choose_files(predictor, source, target):
+        for path, name in files:
+            predictor = make_predictor(model, options or {})  # With notes and scores of its own.
             write = predictor.writers[pathlib.Path(name).suffix]
             write(directory / name, predict_blocks(apply, predictor, path))
             if found := predictor.scores():
@@ -141,7 +142,6 @@ def predict(
             for what, count in sorted(predictor.notes.items()):
                 if count:
                     logging.info("%s: %d %s", path, count, what)
-            predictor = make_predictor(model, options or {})
     return scores
 
 
@@ -153,7 +153,7 @@ def spread(
     if num_devices > len(devices):
         raise ValueError(f"--num_devices={num_devices}: there are {len(devices)}")
     devices = devices[: num_devices or len(devices)]
-    if len(devices) == 1 or not model.head:
+    if len(devices) == 1:
         return functools.partial(model.head_outputs, batch_size=batch_size)
     mesh = Mesh(np.array(devices), ("data",))
     model.params = jax.device_put(model.params, NamedSharding(mesh, PartitionSpec()))
@@ -237,6 +237,9 @@ def complete_files(target: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         yield temporary
         if (temporary / target.name).exists():
+            for path in temporary.iterdir():
+                if (beside := target.with_name(path.name)).exists():
+                    raise FileExistsError(f"{beside} exists: choose another --output, or remove it")
             for path in sorted(temporary.iterdir(), key=lambda path: path.name == target.name):
                 path.rename(target.with_name(path.name))  # The predictions themselves are last.
         else:

@@ -224,6 +224,21 @@ def test_run_of_a_bi_encoder_is_scored_by_the_ranks_of_the_positives(tmp_path):
     assert scores["mrr_at_10"] == pytest.approx(sum(1 / x for x in ranks if x <= 10) / 7)
 
 
+def test_vectors_replace_no_file_beside_them(tmp_path):
+    """Neither the passages themselves, nor the ids of vectors that were removed."""
+    model = write_head(tmp_path, task="embedding", labels=[], max_seq_length=32)
+    path = write_lines(tmp_path / "passages.jsonl", [{"text": text} for text in texts(3, seed=1)])
+    before = (tmp_path / "passages.jsonl").read_bytes()
+    predict.predict(model, path, str(tmp_path / "passages.npy"))
+    assert (tmp_path / "passages.jsonl").read_bytes() == before
+    ids = tmp_path / "passages.ids.jsonl"
+    assert [json.loads(line)["id"] for line in ids.read_text().splitlines()] == ["0", "1", "2"]
+    (tmp_path / "passages.npy").unlink()
+    with pytest.raises(FileExistsError, match=r"passages\.ids\.jsonl"):
+        predict.predict(model, path, str(tmp_path / "passages.npy"))
+    assert not (tmp_path / "passages.npy").exists()
+
+
 def test_candidates_of_a_cross_encoder_are_scored(tmp_path):
     head = {"labels": ["score"], "max_seq_length": 32, "max_query_length": 8}
     model = write_head(tmp_path, task="multiple_choice", **head)
@@ -273,7 +288,10 @@ def test_input_of_another_form_is_an_error(task, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"passages": "nowhere.npy"}, "--passages=nowhere.npy: expected NAME.npy with NAME.jsonl"),
+        (
+            {"passages": "nowhere.npy"},
+            "--passages=nowhere.npy: expected NAME.npy with NAME.ids.jsonl",
+        ),
         ({"passages": "passages.jsonl"}, "--passages=passages.jsonl: expected NAME.npy"),
         ({"label": "y"}, "--label is for other models: this one has a head for embedding"),
     ],

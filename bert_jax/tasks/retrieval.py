@@ -48,6 +48,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.bounds import POSITIVE, Bounds, check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
+IDS_SUFFIX = ".ids.jsonl"
+"""Suffix of the ids and texts beside vectors; the passages may be in NAME.jsonl."""
 
 
 class Inputs(NamedTuple):
@@ -475,11 +477,11 @@ class VectorPredictor:
 
 
 def write_vectors(path: pathlib.Path, blocks: Iterable[Sequence[tuple[dict, np.ndarray]]]) -> None:
-    """Writes the vectors, float32 `[passages, size]`, and beside them a .jsonl of their ids."""
+    """Writes the vectors, float32 `[passages, size]`, and beside them NAME.ids.jsonl."""
     count, header = 0, {"descr": "<f4", "fortran_order": False, "shape": (0, 0)}
     with (
         open(path, "wb") as stream,
-        open(path.with_suffix(".jsonl"), "w", encoding="utf-8") as names,
+        open(path.with_suffix(IDS_SUFFIX), "w", encoding="utf-8") as names,
     ):
         for block in blocks:
             vectors = np.stack([vector for _, vector in block]).astype("<f4")
@@ -502,10 +504,10 @@ class SearchPredictor:
 
     def __init__(self, trained: TrainedHead, options: Mapping):
         path = pathlib.Path(options["passages"])
-        self._names = path.with_suffix(".jsonl")
+        self._names = path.with_suffix(IDS_SUFFIX)
         if path.suffix != ".npy" or not path.is_file() or not self._names.is_file():
             raise ValueError(
-                f"--passages={path}: expected NAME.npy with NAME.jsonl beside it, as "
+                f"--passages={path}: expected NAME.npy with NAME{IDS_SUFFIX} beside it, as "
                 "bert_jax.predict with this model writes them for --input=PASSAGES.jsonl"
             )
         if options["top_k"] < TOP:
