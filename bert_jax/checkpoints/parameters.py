@@ -127,19 +127,21 @@ def unexpected_tensors(report: LoadReport) -> str:
 
 
 def hint_for_unexpected(report: LoadReport) -> str:
-    """Returns the likely reason for unused tensors, and how to fix it."""
-    names = (_unexpectedly_unused(report), report.loaded)
-    layers = [
-        [int(found[1]) for name in each if (found := re.search(r"\.layer\.(\d+)\.", name))]
-        for each in names
-    ]
-    unused, loaded = layers
-    if unused and loaded and min(unused) > max(loaded):
+    """Returns the likely reason for unused or missing tensors, and how to fix it."""
+    unused = _unexpectedly_unused(report)
+    if not unused:
+        return "the file lacks the head that `architectures` in config.json names: correct either"
+    unused_layers, loaded_layers = (
+        [int(found[1]) for name in names if (found := re.search(r"\.layer\.(\d+)\.", name))]
+        for names in (unused, report.loaded)
+    )
+    if unused_layers and loaded_layers and min(unused_layers) > max(loaded_layers):
         return (
-            f"the file has {max(unused) + 1} layers, but config.json says {max(loaded) + 1} "
-            "(num_hidden_layers): correct it, unless the last layers were dropped on purpose"
+            f"the file has {max(unused_layers) + 1} layers, but config.json says "
+            f"{max(loaded_layers) + 1} (num_hidden_layers): correct it, unless the last layers "
+            "were dropped on purpose"
         )
-    if any(re.search(r"(^|\.)(layer|embeddings|albert_layers)\.", name) for name in names[0]):
+    if any(re.search(r"(^|\.)(layer|embeddings|albert_layers)\.", name) for name in unused):
         return "the encoder may have parts that are not read, with which its vectors would differ"
     return "a head is loaded if `architectures` in config.json names its class"
 

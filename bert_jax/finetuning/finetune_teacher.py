@@ -82,8 +82,7 @@ def with_settings_of_head(
 ) -> ConfigDict:
     """Returns `config` with what `head` was trained with, as `bert_jax.load` uses it.
 
-    What `head` does not store, as in an imported
-    model, is what `bert_jax.load` assumes.
+    What `head` does not store, as in an imported model, is what `bert_jax.load` assumes.
     """
     check_modules(head)
     settings = {"max_seq_length": max_position_embeddings}

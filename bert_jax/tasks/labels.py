@@ -77,8 +77,8 @@ def positive_of_two(labels: Sequence[str]) -> int:
 
     Given labels, and those of a head of an earlier version, may have the larger number first.
     """
-    numbers = list(map(_number, labels))
-    return 1 if None in numbers else int(numbers[0] > numbers[1]) ^ 1
+    first, second = map(_number, labels)
+    return 0 if None not in (first, second) and first > second else 1
 
 
 def has_fractions(labels: Sequence[str]) -> bool:

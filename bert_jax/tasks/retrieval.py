@@ -98,7 +98,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     collection = limit_examples(_read_collection(data, notes), config, "collection", notes)
     passages.add(collection)
 
-    all_train = lines.pop("train", [])  # If empty, only predicts.
+    all_train = lines.pop("train", [])
     used = limit_examples(all_train, config, "train", notes)
     features = []
     if used:

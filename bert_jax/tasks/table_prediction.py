@@ -38,7 +38,7 @@ def predict_table(
     """Predicts each example of a table and, if all have a label, scores the predictions.
 
     The model needs a head for classification, multi-label classification or regression. The result
-    equals the result of `bert_jax.finetune` without training data, but has no loss.
+    equals that of `bert_jax.predict`.
     Warns about truncated and empty texts. Raises FileNotFoundError if the file is missing,
     ValueError if the table or a label is invalid, and TypeError for anything but a table.
 

@@ -117,7 +117,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     return Task(
         head=head,
         labels=labels or ("value",),
-        train=training.features if training else [],  # If empty, only predicts.
+        train=training.features if training else [],
         splits=tuple(splits.values()),
         metric=f"dev/{metric}",
         notes=notes,

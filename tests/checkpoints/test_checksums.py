@@ -257,7 +257,7 @@ def test_weights_that_no_model_has_are_refused_as_damage(value, is_refused, stat
         assert_equal(bert_jax.load(tmp_path / "7").params, params)
 
 
-def test_what_cannot_be_read_back_is_not_complete(state, tmp_path, monkeypatch):
+def test_checkpoint_that_cannot_be_read_back_is_not_complete(state, tmp_path, monkeypatch):
     """As if Orbax had not merged what each process wrote, which it only logs."""
     training, settings, tokenizer = state
     written = []

@@ -113,7 +113,7 @@ ARRAY = flax.serialization.to_bytes(np.ones(2, np.float32))
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     ],
 )
-def test_what_is_not_a_tree_of_arrays_is_refused(content, message, tmp_path):
+def test_msgpack_without_a_tree_of_arrays_is_refused(content, message, tmp_path):
     (write_files(tmp_path) / "flax_model.msgpack").write_bytes(content)
     with pytest.raises(ValueError, match=rf"flax_model\.msgpack {re.escape(message)}"):
         read_model(tmp_path)

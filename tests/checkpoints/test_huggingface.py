@@ -392,7 +392,7 @@ def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
         ("transformers_files", None, "its ids are others"),
     ],
 )
-def test_what_is_exported_is_read_back(function, damage, message, tmp_path, monkeypatch):
+def test_export_is_read_back(function, damage, message, tmp_path, monkeypatch):
     """As if a disk had lost something."""
     from bert_jax.checkpoints import export
 
@@ -486,7 +486,8 @@ def test_load_warns_of_a_missing_head_but_not_of_training_state_or_pretraining_h
     with warnings.catch_warnings(action="error"):
         load(tmp_path)
     write_directory(tmp_path, encoder, architectures=[CLASSIFIER])
-    with pytest.warns(UserWarning, match="2 tensors are missing, such as classifier.bias"):
+    message = "2 tensors are missing, such as classifier.bias; the file lacks the head"
+    with pytest.warns(UserWarning, match=message):
         assert load(tmp_path).head is None
     slots = ("global_step", "bert/pooler/dense/kernel/adam_m", "cls/predictions/output_bias/adam_v")
     assert unexpected_tensors(LoadReport((), ("cls/predictions/output_bias",), slots)) == ""

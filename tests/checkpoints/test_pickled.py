@@ -224,7 +224,7 @@ def test_no_changed_bit_is_silent(tmp_path, monkeypatch):
     assert errors > 4 * len(content)
 
 
-def test_what_only_torch_reads_says_what_to_install(tmp_path, monkeypatch):
+def test_file_that_only_torch_reads_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     path = tmp_path / "pytorch_model.bin"
     write_pickle(path, dict_opcodes({"a": GOOD}), {"0": b"\0" * 8}, byte_order=b"big")

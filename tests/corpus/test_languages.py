@@ -22,7 +22,7 @@ from bert_corpus.languages import CODES, NAMES, check_language
         ("", "en"),
     ],
 )
-def test_what_is_no_code_names_the_nearest(value, code):
+def test_unknown_language_code_names_the_nearest(value, code):
     with pytest.raises(ValueError, match=f"^language={value!r}; expected .* such as {code!r} "):
         CorpusConfig(language=value)
 

@@ -133,7 +133,7 @@ def test_each_line_is_a_document(tmp_path, monkeypatch, suffix, end):
         ">a\nacgtnnacgtacgt-acgt\n>b\nacgt\n",
     ],
 )
-def test_fasta_is_refused_with_the_way_on(tmp_path, suffix, text):
+def test_fasta_is_refused_with_a_conversion_command(tmp_path, suffix, text):
     write_compressed(f"{tmp_path}/a.txt{suffix}", text.encode())
     with pytest.raises(ValueError, match=r"a\.txt.* is FASTA, .* awk .* --documents=lines"):
         find_inputs(f"{tmp_path}/a.txt{suffix}")

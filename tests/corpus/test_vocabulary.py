@@ -38,9 +38,7 @@ def test_lost_accents_are_counted_with_examples(tmp_path, capsys):
     ("text", "lower_case", "strip_accents"),
     [(GERMAN, True, False), (GERMAN, False, None), ("Es ist so.\n", True, None)],
 )
-def test_nothing_is_said_where_no_accents_are_lost(
-    tmp_path, capsys, text, lower_case, strip_accents
-):
+def test_no_note_where_no_accents_are_lost(tmp_path, capsys, text, lower_case, strip_accents):
     arguments = write(tmp_path, text * 9), "wordpiece", 200, lower_case
     train_vocabulary(*arguments, num_processes=1, strip_accents=strip_accents)
     output = capsys.readouterr()

@@ -45,7 +45,7 @@ def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
         ([(float("-inf"), 0.5), (0.1, 0.9)], 1),
     ],
 )
-def test_of_equal_scores_the_lowest_loss_is_best(evaluations, best):
+def test_lowest_loss_breaks_ties_of_scores(evaluations, best):
     run = object.__new__(TrialRun)
     run._setup = SimpleNamespace(task=SimpleNamespace(metric="dev/f1"))
     run.score = run.score_loss = None

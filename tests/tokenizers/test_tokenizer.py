@@ -341,9 +341,7 @@ def test_a_damaged_vocabulary_of_a_checkpoint_is_refused(tmp_path, damage):
         ("runs", "no vocabulary at runs; expected vocab.txt, .* or a run with a checkpoint"),
     ],
 )
-def test_a_path_without_vocabulary_is_an_error_with_the_way_on(
-    tmp_path, monkeypatch, path, expected
-):
+def test_path_without_vocabulary_is_an_error_with_a_fix(tmp_path, monkeypatch, path, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     with pytest.raises(FileNotFoundError, match=expected):
