@@ -340,7 +340,10 @@ def _read_spec(path: pathlib.Path) -> dict:
 def _check_options(
     directory: pathlib.Path, config: Mapping, tokenizer_class: str, kind: str
 ) -> None:
-    """Raises ValueError for what would change the ids, and is not in `tokenizers`."""
+    """Raises ValueError for what would change the ids, and is not in `tokenizers`.
+
+    Warns of padding on the left, which changes no ids, but in transformers may change positions.
+    """
     classes = TOKENIZER_CLASSES[kind]
     if tokenizer_class and tokenizer_class not in (*classes, *GENERIC_CLASSES):
         raise ValueError(
@@ -363,6 +366,13 @@ def _check_options(
             raise ValueError(
                 f"{path}: {name}={config[name]!r} is not supported, expected {default}"
             )
+    if config.get("padding_side", "right") != "right":
+        warnings.warn(
+            f"{directory / CONFIG_FILENAME}: padding_side={config['padding_side']!r} has no effect "
+            "here: texts are computed as transformers computes each text alone. In its batches, "
+            "positions of absolute embeddings also count padding on the left",
+            stacklevel=3,
+        )
 
 
 def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_class: str) -> None:

@@ -384,6 +384,12 @@ def test_unsupported_options_that_change_the_ids_are_refused_by_name(files, mess
         load_tokenizer(write(tmp_path / "m", **files))
 
 
+def test_padding_on_the_left_is_a_warning(tmp_path):
+    files = {"tokenizer_config": LOWER | {"padding_side": "left"}}
+    with pytest.warns(UserWarning, match=r"tokenizer_config\.json: padding_side='left'"):
+        load_tokenizer(write(tmp_path / "m", **files))
+
+
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"} | {
     f"{name.strip('[]').lower()}_token": name for name in SPECIAL
 }
