@@ -135,7 +135,7 @@ def check_retrieval(model, tmp_path, **query_options):
     predict(model, path, tmp_path / "vectors.npy")
     loaded, vectors = bert_jax.load(model), np.load(tmp_path / "vectors.npy")
     np.testing.assert_array_equal(vectors, loaded.encode(passages))
-    ids = read_lines(tmp_path / "vectors.jsonl")
+    ids = read_lines(tmp_path / "vectors.ids.jsonl")
     assert ids == read_lines(path)
     path = write_lines(tmp_path / "queries.jsonl", [{"query": each} for each in queries])
     options = {"passages": str(tmp_path / "vectors.npy")}
