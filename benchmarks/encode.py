@@ -61,7 +61,7 @@ FIRST_VECTOR = "import bert_jax, sys; bert_jax.load(sys.argv[1]).encode('A boat 
 def encode_with_bert_jax(sentences: list[str]) -> tuple[float, np.ndarray, int]:
     """Returns the seconds, the vectors, and the number of compiled programs."""
     import bert_jax
-    from bert_jax.model import forward
+    from bert_jax.inference import forward
 
     model = bert_jax.load(MODEL.value)
     started = time.perf_counter()

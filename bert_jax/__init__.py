@@ -12,7 +12,7 @@ if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 if TYPE_CHECKING:
-    from bert_jax.inference import PretrainedModel, load
+    from bert_jax.inference.pretrained_model import PretrainedModel, load
     from bert_jax.model.config import BertConfig
     from bert_jax.tasks.search import search
 
@@ -27,8 +27,8 @@ else:
             return version("bert_jax")
         modules = {
             "BertConfig": "bert_jax.model.config",
-            "PretrainedModel": "bert_jax.inference",
-            "load": "bert_jax.inference",
+            "PretrainedModel": "bert_jax.inference.pretrained_model",
+            "load": "bert_jax.inference.pretrained_model",
             "search": "bert_jax.tasks.search",
         }
         if name not in modules:

@@ -30,14 +30,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bert_jax
 from bert_jax.data.features import ModelInput
-from bert_jax.inference import PretrainedModel
+from bert_jax.inference.pretrained_model import PretrainedModel
+from bert_jax.inference.text_encoder import ROWS_PER_BATCH
 from bert_jax.model.heads import Outputs
 from bert_jax.runtime import command_line
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.main import check_devices, limit_logging
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.tasks.task import Predictor, TrainedHead
-from bert_jax.text_encoder import ROWS_PER_BATCH
 
 BLOCK = 4096
 """Examples that are read, predicted and written together."""

@@ -21,9 +21,9 @@ LEVELS = (
     ("checkpoints",),
     ("training",),
     ("tasks",),
-    ("finetuning", "text_encoder"),
+    ("finetuning", "inference"),
     ("sweeps", "pods"),
-    ("pretrain", "finetune", "inference"),
+    ("pretrain", "finetune"),
     ("sweep", "predict"),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}

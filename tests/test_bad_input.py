@@ -31,7 +31,7 @@ from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.rows import CorpusError, manifest_checksum
-from bert_jax.inference import PretrainedModel
+from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.errors import CheckpointError, NonFiniteLoss
 from bert_jax.tasks.text_classification import get_task

@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 
 import bert_jax
 from bert_jax import finetune, sweep
-from bert_jax.inference import PretrainedModel, Replaced
+from bert_jax.inference.pretrained_model import PretrainedModel, Replaced
+from bert_jax.inference.text_encoder import Attention
+from bert_jax.inference.text_inputs import Tokens
 from bert_jax.tasks.multiple_choice import Ranked
 from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.tagging import Tagging
 from bert_jax.tasks.text_classification import Classification
-from bert_jax.tasks.text_inputs import Tokens
-from bert_jax.text_encoder import Attention
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 

@@ -1,1 +1,1 @@
-"""The tasks that a model is fine-tuned for, their scores, and the inputs of `inference.py`."""
+"""The tasks that a model is fine-tuned for, and their scores."""

@@ -32,7 +32,7 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.transformers_names import FORMATS
-from bert_jax.inference import load
+from bert_jax.inference.pretrained_model import load
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.runtime.errors import CheckpointError

@@ -19,6 +19,7 @@ from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.configs.pretrain import bert_tiny
+from bert_jax.inference.text_encoder import TextEncoder
 from bert_jax.model.attention import attention
 from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.encoder import Encoder
@@ -26,7 +27,6 @@ from bert_jax.model.execution import Execution, uses_fast_path
 from bert_jax.model.layers import Embedding, TokenEmbedding
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
-from bert_jax.text_encoder import TextEncoder
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import model_config
 from tests.helpers.corpora import build_small_corpus, write_vocabulary

@@ -11,7 +11,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 
 from bert_jax.data.features import make_sequence
-from bert_jax.tasks.masked_text import tokenize_masked
+from bert_jax.inference.masked_text import tokenize_masked
 from bert_jax.tokenizers.characters import BLANK
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes

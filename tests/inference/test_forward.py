@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.features import ModelInput
-from bert_jax.model.forward import batch_by_length
+from bert_jax.inference.forward import batch_by_length
 
 
 def make_features(lengths):

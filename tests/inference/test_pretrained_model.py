@@ -16,8 +16,8 @@ from scipy.special import erf, expit, softmax
 import bert_jax
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
-from bert_jax.inference import PretrainedModel
-from bert_jax.model import forward
+from bert_jax.inference import forward
+from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bert_corpus.vocabulary import train_sentencepiece
-from bert_jax.tasks.masked_text import best_fills, tokenize_masked
+from bert_jax.inference.masked_text import best_fills, tokenize_masked
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 from tests.helpers.corpora import train_bpe, write_vocabulary
 

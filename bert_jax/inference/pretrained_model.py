@@ -17,21 +17,11 @@ from scipy.special import expit, softmax
 from bert_jax.checkpoints.parameters import hint_for_unexpected, unexpected_tensors
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import ModelInput
-from bert_jax.model import forward
-from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.encoder import EncoderModel
-from bert_jax.model.execution import CHOICES
-from bert_jax.model.heads import HEADS, make_model
-from bert_jax.objectives.masked_lm import PretrainingModel
-from bert_jax.objectives.replaced_tokens import Discriminator
-from bert_jax.tasks import spans
-from bert_jax.tasks.masked_text import Fill, fill_texts
-from bert_jax.tasks.multiple_choice import Ranked
-from bert_jax.tasks.spans import Answer
-from bert_jax.tasks.table_prediction import predict_table
-from bert_jax.tasks.tagging import Tagging, tag_texts
-from bert_jax.tasks.text_classification import Classification, best_labels
-from bert_jax.tasks.text_inputs import (
+from bert_jax.inference import forward
+from bert_jax.inference.masked_text import Fill, fill_texts
+from bert_jax.inference.table_prediction import predict_table
+from bert_jax.inference.text_encoder import ROWS_PER_BATCH, TextEncoder
+from bert_jax.inference.text_inputs import (
     TextOrPair,
     Texts,
     TextsOrPairs,
@@ -39,7 +29,17 @@ from bert_jax.tasks.text_inputs import (
     check_texts,
     check_whole,
 )
-from bert_jax.text_encoder import ROWS_PER_BATCH, TextEncoder
+from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.encoder import EncoderModel
+from bert_jax.model.execution import CHOICES
+from bert_jax.model.heads import HEADS, make_model
+from bert_jax.objectives.masked_lm import PretrainingModel
+from bert_jax.objectives.replaced_tokens import Discriminator
+from bert_jax.tasks import spans
+from bert_jax.tasks.multiple_choice import Ranked
+from bert_jax.tasks.spans import Answer
+from bert_jax.tasks.tagging import Tagging, tag_texts
+from bert_jax.tasks.text_classification import Classification, best_labels
 
 
 def find_device(platform: str) -> jax.Device:

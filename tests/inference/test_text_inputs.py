@@ -8,8 +8,8 @@ import pytest
 
 from bert_corpus.vocabulary import train_byte_pair
 from bert_jax.data.features import ModelInput
+from bert_jax.inference.text_inputs import as_list, build_batch, describe_tokens
 from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.text_inputs import as_list, build_batch, describe_tokens
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 from bert_jax.tools.train_vocab import train_vocabulary
 from tests.helpers.corpora import without_special_tokens

@@ -1,0 +1,1 @@
+"""Loaded models: `load`, the methods of a model, and texts to rows and back."""
