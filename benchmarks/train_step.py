@@ -145,7 +145,8 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
     from bert_jax.sharding.mesh import make_mesh
     from bert_jax.sharding.rules import infer_shardings
     from bert_jax.training.optimizer import make_optimizer, make_schedule
-    from bert_jax.training.pretrain_step import init_state, make_pretrain_step
+    from bert_jax.training.pretrain_step import make_pretrain_step
+    from bert_jax.training.state import init_state
 
     masking = Masking(
         special_ids=(0, 100, 101, 102, MASK_ID),

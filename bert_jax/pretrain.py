@@ -19,17 +19,10 @@ from collections.abc import Callable
 
 import jax
 from absl import logging
-from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, load_settings
-from bert_jax.checkpoints.parameters import (
-    LoadedModel,
-    log_report,
-    modules_of,
-    trained_length,
-)
-from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.native import Checkpointer, load_settings
+from bert_jax.checkpoints.parameters import LoadedModel, modules_of
 from bert_jax.configs.pretrain import bert_base
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.model.architecture import config_to_settings
@@ -40,10 +33,14 @@ from bert_jax.runtime.config_fields import check_fields
 from bert_jax.runtime.errors import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import forecast, metrics, monitoring
 from bert_jax.training.goodput import StepTimer
-from bert_jax.training.optimizer import with_moments
+from bert_jax.training.initial_weights import (
+    choose_weights,
+    initial_state,
+    read_source,
+    trained_lengths,
+)
 from bert_jax.training.pretrain_setup import (
     Phase,
     PretrainSetup,
@@ -53,8 +50,8 @@ from bert_jax.training.pretrain_setup import (
     setup_pretraining,
 )
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step
-from bert_jax.training.pretrain_teacher import place_frozen, read_teacher, student_weights
-from bert_jax.training.state import TrainState, parameters_hash
+from bert_jax.training.pretrain_teacher import place_frozen, read_teacher
+from bert_jax.training.state import parameters_hash
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
@@ -91,18 +88,16 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             config,
             phases,
             tokenizer,
-            source_settings=source and source.settings,
-            teacher_settings=teacher and teacher.settings,
+            source_settings=source.settings if source else None,
+            teacher_settings=teacher.settings if teacher else None,
         )
         check_segments(phases, setup.model.config)
-        modules = modules_of(setup.abstract_state.params)
-        source = source and keep_modules(source, setup)
-        source = source or student_weights(setup, phases[0], teacher)
+        weights = choose_weights(setup, phases[0], source, teacher)
         sharding = batch_sharding(setup.mesh)
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
-    settings = run_settings(setup, phases, modules, {"init_from": source, "teacher": teacher})
+    settings = run_settings(setup, phases, {"init_from": weights, "teacher": teacher})
     exit_stack.enter_context(claim_workdir(workdir, settings))
     monitoring.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
@@ -122,15 +117,15 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         watchdog.beat(f"restoring step {first_step}")
         state = checkpointer.restore(first_step, setup.abstract_state)
         saved = load_settings(checkpointer.directory / str(first_step))
-        # Metrics since the last report: with them, the next one is that of an uninterrupted run.
+        # The next report is that of an uninterrupted run.
         unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
     else:
-        unreported, owes_evaluation = [], False
         watchdog.beat("initializing the parameters")
-        state = initial_state(setup, source, checkpointer)
+        state = initial_state(setup, weights, checkpointer)
+        unreported, owes_evaluation = [], False
     frozen = place_frozen(setup, phases[0], teacher)
-    lengths = trained_lengths(phases, source)
-    del source, teacher
+    lengths = trained_lengths(phases, weights)
+    del source, weights, teacher  # Their memory.
 
     writer = metrics.MetricsWriter(
         workdir, first_step, writes=is_main, tracker=config.tracker, settings=config.to_dict()
@@ -155,7 +150,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if owes_evaluation:
         evaluate_after(first_step, state.params)
     for phase, objective, length in zip(phases, objectives, lengths, strict=True):
-        if first_step >= phase.stop and phase.stop != num_steps:
+        if first_step >= phase.stop:
             continue
         update_step = make_pretrain_step(
             setup.model,
@@ -166,14 +161,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             num_microbatches=setup.num_microbatches(phase),
             overlap_collectives=config.overlap_collectives,
         )
-        rows, row_flops = phase.train, setup.flops_per_row(phase)
+        row_flops = setup.flops_per_row(phase)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
-            rows, sharding, phase.batch_size, start - phase.start, phase.num_steps
+            phase.train, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
         progress.clear()
         logging.info("Compiling the training step ...")
-        waits = []
+        waits = []  # Seconds for each batch since the last report.
         for step, batch in enumerate(metrics.timed(batches, waits), start + 1):
             compiles = step == start + 1
             watchdog.beat(f"running step {step}", limited=not compiles)
@@ -182,53 +177,52 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             monitoring.limit_dispatch(unreported)
             monitoring.profile(workdir / "profile", step - first_step, profile_steps, state)
             if compiles:
+                monitoring.log_first_step(state, f" on rows of {phase.train.max_seq_length} tokens")
                 progress.unpause()  # The time left does not count the compilation.
-            progress.update()
-            if compiles:
-                monitoring.log_first_step(state, f" on rows of {rows.max_seq_length} tokens")
                 timer.start(step)
+            progress.update()
 
+            stops = preemption.should_stop()
+            ends_phase = step == phase.stop
             is_early = forecast.is_early(step, phase, config.log_every)
-            should_report = is_early or step % config.log_every == 0 or step == phase.stop
-            is_due = config.eval_every and step % config.eval_every == 0
-            should_evaluate = is_due and step != num_steps
-            should_stop = preemption.should_stop()
-            should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
-            if should_report or should_save:  # Never save a state with a non-finite loss.
-                values = monitoring.check_finite(jax.device_get(unreported), step)
-            if pauses := should_report or should_evaluate or should_save:
-                timer.stop()
-            if should_report:
+            reports = is_due(step, config.log_every) or is_early or ends_phase
+            evaluates = is_due(step, config.eval_every) and step != num_steps
+            saves = is_due(step, config.checkpoint_every) or ends_phase or stops
+            if not (reports or evaluates or saves):
+                continue
+
+            # Waits for the steps. A state with a non-finite loss is never saved.
+            values = monitoring.check_finite(jax.device_get(unreported), step)
+            timer.stop()
+            if reports:
                 values = train_metrics(setup, objective, step, values)
                 values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
                 values |= timer.measure(step, phase.batch_size, row_flops)
                 writer.write(step, values)
-                if is_early or step - start <= config.log_every:
+                if step - start <= config.log_every:
                     progress.clear()  # The line of the log replaces the bar, which follows it.
                     flops = forecast.flops_left(setup, phases, step)
                     forecast.log_step(step, values, phase.batch_size, flops / row_flops)
                 monitoring.show(progress, values, objective.main_accuracy)
-                unreported, waits[:] = [], []
+                unreported.clear()
+                waits.clear()
                 checkpointer.check()
-            # A stop leaves no time for it: the resumed run does it.
-            owes_evaluation = bool(should_evaluate and should_stop)
-            if should_evaluate and not should_stop:
+            if evaluates and not stops:
                 evaluate_after(step, state.params)
-            if should_save:
+            if saves:
                 watchdog.beat(f"saving step {step}", limited=False)
                 writer.sync()
-                waiting = jax.tree.map(float, jax.device_get(unreported))
                 checkpointer.settings = settings | {
                     "trained_length": length,
-                    "unreported": waiting,
-                    "owes_evaluation": owes_evaluation,
+                    "unreported": jax.tree.map(float, jax.device_get(unreported)),
+                    # A stop leaves no time for it: the resumed run does it.
+                    "owes_evaluation": evaluates and stops,
                 }
                 checkpointer.save(state)
-            if should_stop:
+            if stops:
                 checkpointer.wait()
                 raise RunStopped(step, preemption.interrupted)
-            if pauses:
-                timer.start(step)
+            timer.start(step)
 
     # The evaluation on the last phase's rows is the result of the run.
     watchdog.beat("waiting for the last save", limited=False)
@@ -243,6 +237,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if is_main:
         write_json(result_path, result)
     return result
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Returns whether `step` is a multiple of `interval`; 0: never."""
+    return interval > 0 and step % interval == 0
 
 
 def check_required_fields(config: ConfigDict) -> None:
@@ -278,22 +277,9 @@ def make_eval_steps(
     return steps
 
 
-def initial_state(
-    setup: PretrainSetup, source: LoadedModel | None, checkpointer: Checkpointer
-) -> TrainState:
-    """Returns the state before the first step, with the weights and moments to start from."""
-    config, init = setup.config, jax.jit(setup.init, out_shardings=setup.shardings)
-    state = init(jax.random.key(config.seed), pretrained=source and source.params)
-    if not config.init_optimizer:
-        return state
-    saved = checkpointer.restore(find_checkpoint(config.init_from), setup.abstract_state)
-    return state.replace(opt_state=with_moments(state.opt_state, saved.opt_state))
-
-
 def run_settings(
     setup: PretrainSetup,
     phases: list[Phase],
-    modules: list[str],
     weights: dict[str, LoadedModel | None],
 ) -> dict:
     """Returns what checkpoints store of the run; it is resumed only with the same.
@@ -307,7 +293,7 @@ def run_settings(
     return setup.config.to_dict() | {
         "languages": languages,
         "architecture": config_to_settings(setup.model.config),
-        "modules": modules,
+        "modules": modules_of(setup.abstract_state.params),
         "corpora": corpora,
         "contents": {
             name: parameters_hash(model.params) for name, model in weights.items() if model
@@ -325,65 +311,6 @@ def read_unreported(settings: dict) -> list[dict]:
         jax.tree.map(as_tuple, step, is_leaf=lambda value: isinstance(value, list))
         for step in settings.get("unreported", [])
     ]
-
-
-def trained_lengths(phases: list[Phase], source: LoadedModel | None) -> list[int | None]:
-    """Returns the length up to which positions are trained after each phase; None if unknown."""
-    trained = trained_length(source.settings) if source else 0
-    if trained is None:
-        return [None] * len(phases)
-    lengths = itertools.accumulate((phase.train.max_seq_length for phase in phases), max)
-    return [max(length, trained) for length in lengths]
-
-
-def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
-    """Reads `config.init_from`, if given. Raises ValueError if the run cannot start from it."""
-    source = read_model(config.init_from) if config.init_from else None
-    settings = source.settings if source and "training" in source.report.unused else {}
-    optimizer = None if "head" in settings else settings.get("optimizer")  # Not fine-tuning's.
-    if config.init_optimizer and optimizer != config.optimizer:
-        raise ValueError(
-            f"--config.init_optimizer needs a pre-training run with optimizer {config.optimizer}, "
-            f"and init_from={config.init_from!r} is none: set it to one, or init_optimizer=False"
-        )
-    if not source:
-        return None
-    log_report(config.init_from, source.report)
-    if source.tokenizer.sha256 != tokenizer.sha256:
-        raise ValueError(
-            f"the corpus was not built with the tokenizer of the weights in {config.init_from}: "
-            f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256}), "
-            "or for a model of transformers with --vocab=DIR"
-        )
-    return source
-
-
-def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:
-    """Returns the weights that the model of `setup` starts from; logs what is fresh.
-
-    Raises ValueError if a module has other parameters in the weights.
-    """
-    config, modules = setup.config, modules_of(setup.abstract_state.params)
-    fresh = sorted(set(modules) - set(source.settings["modules"]))
-    names = ", ".join(fresh + ["optimizer"] * (not config.init_optimizer)) or "nothing"
-    logging.info("Starting from %s; newly initialized: %s", config.init_from, names)
-    params = flatten_dict(source.params, sep="/")
-    kept = tuple(f"{module}/" for module in modules)
-    params = {path: leaf for path, leaf in params.items() if path.startswith(kept)}
-    expected = flatten_dict(setup.abstract_state.params, sep="/")
-    for module in set(modules) - set(fresh):
-        found, wanted = (
-            {path: leaf.shape for path, leaf in tree.items() if path.startswith(f"{module}/")}
-            for tree in (params, expected)
-        )
-        for path in sorted(found | wanted):
-            if found.get(path) != wanted.get(path):
-                raise ValueError(
-                    f"{path} is {found.get(path, 'absent')} in {config.init_from}, but "
-                    f"{wanted.get(path, 'absent')} in this run: set the fields that decide the "
-                    f"size of {module}, such as config.generator's, as that run did"
-                )
-    return source._replace(params=unflatten_dict(params, sep="/"))
 
 
 def evaluate(

@@ -47,7 +47,7 @@ from bert_jax.training.pretrain_setup import (
     open_phases,
     setup_pretraining,
 )
-from bert_jax.training.pretrain_step import init_state
+from bert_jax.training.state import init_state
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import build_small_corpus, random_text

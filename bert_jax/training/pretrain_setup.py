@@ -26,8 +26,7 @@ from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shard
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, check_bounds
 from bert_jax.training.optimizer import make_optimizer, make_schedule
-from bert_jax.training.pretrain_step import init_state
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, init_state
 
 # Fields of `config.model` that are not the architecture's.
 EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))

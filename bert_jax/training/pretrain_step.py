@@ -1,7 +1,7 @@
 """The pre-training step: rows -> batch -> loss -> gradients -> optimizer -> new state."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -48,49 +48,57 @@ def make_pretrain_step(
     and that are not updated: an argument, so that they are no constants of the program.
 
     With `overlap_collectives`, each layer gathers its matrices, which `shardings` shard over
-    `data`, and exchanges their gradients, while others are computed; where `why_not_overlapped`
-    says that they cannot, the reason is logged.
+    `data`, and exchanges their gradients, while others are computed; if it cannot, the reason is
+    logged.
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
     mask_key, dropout_key = jax.random.split(jax.random.key(seed))
+    overlaps = overlap_collectives and can_overlap(model.config, shardings, num_microbatches)
+    # Few models have more than one encoder: those say which.
+    encoders = getattr(model, "encoders", {"encoder": model.config})
+    shard_gradients = functools.partial(accumulate_gradients, model, objective, num_microbatches)
 
-    refusal = why_not_overlapped(mesh, model.config.hidden_size, num_microbatches)
-    if num_stacked_layers(model.config) < model.config.num_layers:
-        refusal = refusal or "layers share parameters, whose gradients are exchanged once"
-    if not any("data" in data_axes(each) for each in jax.tree.leaves(shardings.params)):
-        refusal = refusal or "no parameters are sharded over data: set shard_weight_update"
-    overlaps = overlap_collectives and not refusal
-    if overlap_collectives and refusal:
-        logging.info("overlap_collectives has no effect: %s", refusal)
-    jit = functools.partial(jax.jit, out_shardings=(shardings, replicated), donate_argnums=0)
-    options = compiler_options(mesh, model.config.hidden_size, overlaps) | product_options(mesh)
-
-    @jit(compiler_options=options)
     def update_step(state, rows, frozen=None):
         batch = prepare_batch(objective, mesh, rows, mask_key)
-        batch["dropout_rows"] = jnp.arange(len(rows["tokens"]))
-        counts = objective.counts(batch)
         length = rows["tokens"].shape[1]
-        # Few models have more than one encoder: those say which.
-        encoders = getattr(model, "encoders", {"encoder": model.config})
         layout = StepParameters(model.execution, encoders, shardings.params, length, overlaps)
         params = layout.prepare(state.params)
         # Devices exchange gradients once, after all layers and microbatches (but for matrices
         # that layers gather), and each receives the sum for its own shard of the parameters.
         value_and_gradients = sum_over_data(
-            functools.partial(accumulate_gradients, model, objective, num_microbatches),
-            mesh,
-            (replicated, layout.shardings),
-            layout.specs,
+            shard_gradients, mesh, (replicated, layout.shardings), layout.specs
         )
         key = jax.random.fold_in(dropout_key, state.step)
-        (loss, sums), gradients = value_and_gradients(params, batch, counts, key, frozen or {})
+        (loss, sums), gradients = value_and_gradients(
+            params, batch, objective.counts(batch), key, frozen or {}
+        )
         gradients = layout.transpose(gradients, state.params)
         state, norms = apply_gradients(state, gradients, optimizer)
         return state, {"loss": loss, "sums": sums} | norms
 
-    return update_step
+    hidden_size = model.config.hidden_size
+    return jax.jit(
+        update_step,
+        donate_argnums=0,
+        out_shardings=(shardings, replicated),
+        compiler_options=compiler_options(mesh, hidden_size, overlaps) | product_options(mesh),
+    )
+
+
+def prepare_batch(objective: Objective, mesh: Mesh, rows: Batch, key: jax.Array) -> Batch:
+    """Returns the objective's batch of rows, and the index of each row, for dropout.
+
+    Each device prepares its own rows: a sort would otherwise gather them.
+    """
+    batch = jax.shard_map(
+        objective.prepare,
+        mesh=mesh,
+        in_specs=(BATCH_SPEC, P()),
+        out_specs=BATCH_SPEC,
+        check_vma=False,
+    )(rows, key)
+    return batch | {"dropout_rows": jnp.arange(len(rows["tokens"]))}
 
 
 def accumulate_gradients(model, objective, num_microbatches, params, batch, counts, key, frozen):
@@ -148,29 +156,16 @@ def make_eval_step(
     return jax.jit(eval_step, out_shardings=replicated)
 
 
-def init_state(
-    key: jax.Array,
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    batch: dict[str, jax.ShapeDtypeStruct],
-    pretrained: Mapping | None = None,
-) -> TrainState:
-    """Returns a fresh state at step 0, with any `pretrained` parameters; to be jitted.
+def can_overlap(config, shardings: TrainState, num_microbatches: int) -> bool:
+    """Returns whether layers can exchange parameters and gradients while others are computed.
 
-    `batch` has the shapes and dtypes of any batch that the model takes.
+    `config` is the architecture's. Logs why not.
     """
-    params = model.lazy_init(key, batch)["params"]
-    if pretrained:
-        params |= pretrained | {"encoder": params["encoder"] | pretrained["encoder"]}
-    return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
-
-
-def prepare_batch(objective: Objective, mesh: Mesh, rows: Batch, key: jax.Array) -> Batch:
-    """Runs `objective.prepare` on each device's own rows: a sort would otherwise gather them."""
-    return jax.shard_map(
-        objective.prepare,
-        mesh=mesh,
-        in_specs=(BATCH_SPEC, P()),
-        out_specs=BATCH_SPEC,
-        check_vma=False,
-    )(rows, key)
+    refusal = why_not_overlapped(shardings.step.mesh, config.hidden_size, num_microbatches)
+    if num_stacked_layers(config) < config.num_layers:
+        refusal = refusal or "layers share parameters, whose gradients are exchanged once"
+    if not any("data" in data_axes(each) for each in jax.tree.leaves(shardings.params)):
+        refusal = refusal or "no parameters are sharded over data: set shard_weight_update"
+    if refusal:
+        logging.info("overlap_collectives has no effect: %s", refusal)
+    return not refusal

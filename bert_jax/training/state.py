@@ -1,10 +1,12 @@
 """The state that a training step updates and a checkpoint stores, and the update itself."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import flax
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -24,6 +26,23 @@ class TrainState:
 
 TRIAL_AXES = TrainState(step=None, params=0, opt_state=0)
 """The axes of a stack of trials, for `jax.vmap`: they have done the same number of updates."""
+
+
+def init_state(
+    key: jax.Array,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    batch: dict[str, jax.ShapeDtypeStruct],
+    pretrained: Mapping | None = None,
+) -> TrainState:
+    """Returns a fresh state at step 0, with any `pretrained` parameters; to be jitted.
+
+    `batch` has the shapes and dtypes of any batch that the model takes.
+    """
+    params = model.lazy_init(key, batch)["params"]
+    if pretrained:
+        params |= pretrained | {"encoder": params["encoder"] | pretrained["encoder"]}
+    return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
 
 
 def apply_gradients(

@@ -24,8 +24,8 @@ from bert_jax.model.execution import Execution
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
+from bert_jax.training.state import init_state
 from tests.helpers.commands import ROOT
 from tests.helpers.models import assert_trees_equal, batch_of_row
 
@@ -44,7 +44,7 @@ def workdir(tokenizer, tmp_path_factory):
     config = BertConfig.named("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=40)
     optimizer = make_optimizer("bert_adam", make_schedule(1e-3, 10, 0))
     model = PretrainingModel(config)
-    init = jax.jit(lambda key: pretrain_step.init_state(key, model, optimizer, example_batch()))
+    init = jax.jit(lambda key: init_state(key, model, optimizer, example_batch()))
     state = init(jax.random.key(0))
     settings = model_settings(config, state.params)
     checkpointer = Checkpointer(directory, settings, tokenizer, keep_last=2)

@@ -24,6 +24,7 @@ from bert_jax.sharding.collectives import gather_data, sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, with_shardings
 from bert_jax.training import pretrain_step
+from bert_jax.training.state import init_state
 
 
 @pytest.mark.parametrize("collective", ["all_to_all", "reduce_scatter"])
@@ -77,7 +78,7 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     key = jax.random.key(0)
     train = types.SimpleNamespace(max_seq_length=length, max_sequences=2)
     batch = jax.eval_shape(objective.prepare, abstract_rows(train, 1), key)
-    shapes = jax.eval_shape(lambda: pretrain_step.init_state(key, model, optimizer, batch))
+    shapes = jax.eval_shape(lambda: init_state(key, model, optimizer, batch))
     shardings = infer_shardings(shapes, make_mesh(**mesh), RULES)
     step = pretrain_step.make_pretrain_step(model, optimizer, shardings, objective, seed=0)
     batch = abstract_rows(train, rows, batch_sharding(shardings.step.mesh))

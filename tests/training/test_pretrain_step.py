@@ -26,7 +26,7 @@ from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, init_state
 from tests.helpers.models import small_model_config
 
 LENGTH, PAIRS, VOCAB = 64, 4, 300
@@ -307,7 +307,7 @@ def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(
 ):
     caplog.set_level("INFO", "absl")
     model, optimizer = small_model(hidden_size=128, **fields), optax.sgd(1.0)
-    init = functools.partial(pretrain_step.init_state, model=model, optimizer=optimizer)
+    init = functools.partial(init_state, model=model, optimizer=optimizer)
     state = jax.eval_shape(init, jax.random.key(0), batch=example_batch())
     shardings = infer_shardings(state, make_mesh(**mesh), RULES)
     pretrain_step.make_pretrain_step(
