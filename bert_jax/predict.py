@@ -13,14 +13,13 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 import jax
@@ -30,17 +29,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bert_jax
 from bert_jax.data.features import ModelInput
+from bert_jax.inference.forward import ROWS_PER_BATCH
+from bert_jax.inference.predictions import predict_blocks
 from bert_jax.inference.pretrained_model import PretrainedModel
-from bert_jax.inference.text_encoder import ROWS_PER_BATCH
 from bert_jax.model.heads import Outputs
 from bert_jax.runtime import command_line
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.main import check_devices, limit_logging
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.tasks.task import Predictor, TrainedHead
-
-BLOCK = 4096
-"""Examples that are read, predicted and written together."""
 
 # Heads -> the task that reads their examples, for imported models, which store none.
 TASKS = {
@@ -136,7 +133,7 @@ def predict(
         for path, name in files:
             predictor = make_predictor(model, options or {})  # With notes and scores of its own.
             write = predictor.writers[pathlib.Path(name).suffix]
-            write(directory / name, predict_blocks(apply, predictor, path))
+            write(directory / name, predict_blocks(apply, predictor, predictor.read(path)))
             if found := predictor.scores():
                 scores[name] = found
             for what, count in sorted(predictor.notes.items()):
@@ -161,15 +158,6 @@ def spread(
     return functools.partial(model.head_outputs, batch_size=batch_size, mesh=mesh)
 
 
-def predict_blocks(
-    apply: Callable[[Sequence[ModelInput]], Outputs], predictor: Predictor, path: pathlib.Path
-) -> Iterator[Sequence]:
-    """Yields the predictions of each block of examples of a file."""
-    for examples in blocks(predictor.read(path), BLOCK):
-        features = predictor.features(examples)
-        yield predictor.describe(examples, apply(features))
-
-
 def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Predictor:
     """Returns the predictor of the model's task; `options` are those that are set.
 
@@ -178,20 +166,19 @@ def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Pre
     if not model.head:
         fix = "give the workdir of a run of bert_jax.finetune"
         raise ValueError(f"--model={model.source} has no fine-tuned head: {fix}")
-    head = {"max_seq_length": model.config.max_position_embeddings} | model.head
+    data, limit = model.settings.get("data", {}), model.config.max_position_embeddings
+    trained = TrainedHead(model.head, data, model.tokenizer, limit)
     task, name = find_task(model)
-    data = model.settings.get("data", {})
     for option in options:
         if option not in task.PREDICT_OPTIONS:
             expected = ", ".join(f"--{each}" for each in task.PREDICT_OPTIONS) or "none"
             raise ValueError(
-                f"--{option} is for other models: this one has a head for {head['task']}, of the "
-                f"task {name}, whose options are {expected}"
+                f"--{option} is for other models: this one has a head for {model.head['task']}, of "
+                f"the task {name}, whose options are {expected}"
             )
     defaults = {each: data.get(each, value) for each, value in task.PREDICT_OPTIONS.items()}
     if "header_lines" in defaults:  # Those of another file would be examples of this one.
         defaults["header_lines"] = 1
-    trained = TrainedHead(head, data, model.tokenizer, model.config.max_position_embeddings)
     return task.get_predictor(trained, defaults | dict(options), options.keys())
 
 
@@ -248,13 +235,6 @@ def complete_files(target: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def blocks(examples: Iterable, size: int) -> Iterator[list]:
-    """Yields lists of `size` examples, the last with the rest."""
-    iterator = iter(examples)
-    while block := list(itertools.islice(iterator, size)):
-        yield block
-
-
 def main(argv: list[str]) -> None:
     values = flags.FLAGS
     if len(argv) > 1:
@@ -275,8 +255,7 @@ def main(argv: list[str]) -> None:
         )
     except (ImportError, ValueError, OSError, CheckpointError) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
-        message = command_line.describe_error(error).replace("--config.data.", "--")
-        sys.exit(f"{command_line.program_name()}: {message}")
+        sys.exit(f"{command_line.program_name()}: {command_line.describe_error(error)}")
     except KeyboardInterrupt:
         sys.exit(f"\n{command_line.program_name()}: interrupted; nothing is written")
     if scores:

@@ -19,7 +19,7 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_vocabulary
 
 
-def write_head(directory, imported=False, **head):
+def write_head(directory, imported=False, positions=64, **head):
     """Writes a small random model with a head of these settings.
 
     If `imported`, it is transformers' directory, which has only the kind of head and its labels.
@@ -27,7 +27,7 @@ def write_head(directory, imported=False, **head):
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
     sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
-    config = BertConfig(tokenizer.vocab_size, **sizes, max_position_embeddings=64)
+    config = BertConfig(tokenizer.vocab_size, **sizes, max_position_embeddings=positions)
     rng = np.random.default_rng(0)
     params = {  # Large, and without biases, so that labels vary.
         path: np.float32(rng.normal(0, 1, leaf.shape) * (not path.endswith(("bias", "scale"))))
@@ -110,8 +110,10 @@ def check_tags(model, tmp_path, documents=None):
     return found
 
 
-def check_answers(model, tmp_path):
-    pairs = list(zip(texts(12), texts(12, seed=1), strict=True))
+def check_answers(model, tmp_path, copies=1):
+    """Compares answers of contexts that are repeated `copies` times."""
+    contexts = [" ".join([text] * copies) for text in texts(12, seed=1)]
+    pairs = list(zip(texts(12), contexts, strict=True))
     rows = [{"id": str(n), "question": q, "context": c} for n, (q, c) in enumerate(pairs)]
     path = write_lines(tmp_path / "new.jsonl", rows)
     predict(model, path, tmp_path / "found.jsonl")

@@ -626,7 +626,7 @@ BAD_EXAMPLES = [
         "text_classification",
         "train.tsv",
         "words\tlabel\nold\ta\n",
-        r"line 2: no column 'text'; found .*: set the .* name in --config\.data\.text, text_pair",
+        r"line 2: no column 'text'; found .*: set the .* name in text, text_pair",
     ),
     (
         "text_classification",

@@ -8,6 +8,7 @@ import pytest
 
 import bert_jax
 from bert_jax import predict
+from bert_jax.inference import predictions
 from bert_jax.tasks.squad_scores import normalize
 from tests.helpers.corpora import WORDS
 from tests.predictions import read_lines, texts, write_head, write_lines
@@ -36,7 +37,7 @@ def write_table(path, rows):
 def test_blocks_of_a_table_are_predicted_and_scored_as_load_does(
     task, suffix, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(predict, "BLOCK", 7)
+    monkeypatch.setattr(predictions, "BLOCK", 7)
     options = CLASSIFIERS[task]
     model = write_head(tmp_path, task=task, max_seq_length=23, **options)
     rng, names = random.Random(0), options["labels"]
@@ -50,17 +51,46 @@ def test_blocks_of_a_table_are_predicted_and_scored_as_load_does(
     columns = {"text": "body", "label": "y", "id": "key"}
     scores = predict.predict(model, path, tmp_path / "out/found.jsonl", columns)
     expected = bert_jax.load(model).predict(path, **columns)
-    assert scores["found.jsonl"] == pytest.approx(expected.scores | {"examples": 20}, abs=1e-5)
+    assert scores["found.jsonl"] == expected.scores and expected.scores["examples"] == 20
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["found.jsonl"]
-    lines = read_lines(tmp_path / "out/found.jsonl")
-    for line, row in zip(lines, expected.rows, strict=True):
-        assert line.keys() == row.keys()
-        for name in line.keys() - {"probabilities", "prediction"}:
-            assert line[name] == row[name]
-        assert line["prediction"] == pytest.approx(row["prediction"], abs=1e-5)
-        assert line.get("probabilities", {}) == pytest.approx(
-            row.get("probabilities", {}), abs=1e-5
-        )
+    assert read_lines(tmp_path / "out/found.jsonl") == expected.rows
+
+
+BAD_LABELS = {  # Ones that the head does not have, and missing ones.
+    "classification": ["no", "maybe", "", "yes", "no", None],
+    "multi_label": ["no;yes", "no;perhaps", "", "maybe", ["no", "yes"], None],
+    "regression": ["1.5", "many", "", "3", "0.25", None],
+}
+
+
+@pytest.mark.parametrize("task", BAD_LABELS)
+def test_a_table_with_errors_is_predicted_and_scored_as_load_does(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(predictions, "BLOCK", 4)
+    model = write_head(tmp_path, task=task, max_seq_length=12, **CLASSIFIERS[task])
+    rows = [
+        {"text": text, "label": label, "other": "x"}
+        for text, label in zip(["", *texts(5)], BAD_LABELS[task], strict=True)
+    ]
+    rows.insert(3, {"text": None, "label": None})  # As spreadsheets append.
+    path = write_lines(tmp_path / "new.jsonl", rows)
+    scores = predict.predict(model, path, tmp_path / "found.jsonl")["found.jsonl"]
+    loaded = bert_jax.load(model)
+    for table in (path, rows):
+        with pytest.warns(UserWarning) as warned:
+            expected = loaded.predict(table)
+        assert expected == (read_lines(tmp_path / "found.jsonl"), scores)
+        messages = [str(each.message) for each in warned]
+        assert "table columns that are not used (other)" in messages
+        assert "rows without any field, skipped: 1 of 6" in messages
+        assert "examples with an empty text: 1 of 6" in messages
+        assert any("the head does not have" in x or "is no number" in x for x in messages)
+    assert scores["examples"] == {"classification": 3, "multi_label": 4, "regression": 3}[task]
+
+
+def test_two_rows_of_a_table_with_one_id_are_an_error(classifier):
+    table = [{"text": "the", "key": "a"}, {"text": "river", "key": "a"}]
+    with pytest.raises(ValueError, match="example 1: id 'a' is already used in example 0"):
+        bert_jax.load(classifier).predict(table, id="key")
 
 
 def test_labels_that_the_head_lacks_are_predicted_but_not_scored(tmp_path):
@@ -143,7 +173,7 @@ def test_bad_input_is_an_error_that_leaves_no_output(
 
 
 def test_error_in_a_later_block_leaves_no_output(classifier, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "BLOCK", 2)
+    monkeypatch.setattr(predictions, "BLOCK", 2)
     path = write_lines(tmp_path / "in.jsonl", [{"text": "the"}] * 4 + [{"body": "the"}])
     with pytest.raises(ValueError, match="line 5: no column 'text'"):
         predict.predict(classifier, path, tmp_path / "out.jsonl")
@@ -186,7 +216,7 @@ def write_questions(path, pairs, answers, null):
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 def test_answers_are_scored_by_the_official_rules(suffix, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "BLOCK", 3)
+    monkeypatch.setattr(predictions, "BLOCK", 3)
     head = {"max_seq_length": 32, "doc_stride": 8, "max_query_length": 8, "max_answer_length": 3}
     model = write_head(tmp_path, task="span", labels=["start", "end"], **head)
     pairs = [("the old king", text) for text in texts(8, seed=4)]

@@ -4,20 +4,20 @@ An ignored error that does not occur is itself an error, so wrong uses are known
 """
 
 import pathlib
-from typing import Any, assert_type
+from typing import assert_type
 
 import numpy as np
 from ml_collections import ConfigDict
 
 import bert_jax
 from bert_jax import finetune, sweep
-from bert_jax.inference.pretrained_model import PretrainedModel, Replaced
-from bert_jax.inference.text_encoder import Attention
+from bert_jax.inference.masked_text import Fill, Fills
+from bert_jax.inference.pretrained_model import Attention, PretrainedModel, Replaced
 from bert_jax.inference.text_inputs import Tokens
 from bert_jax.tasks.multiple_choice import Ranked
 from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.tagging import Tagging
-from bert_jax.tasks.text_classification import Classification
+from bert_jax.tasks.text_classification import Classification, Classified
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
@@ -53,11 +53,17 @@ def check_any_model(model: PretrainedModel) -> None:
 
 
 def check_results_that_depend_on_the_text_or_the_head(model: PretrainedModel) -> None:
-    """A type checker knows neither the number of masks nor the task: it allows every use."""
-    assert_type(model.fill_mask("a [MASK]", top_k=5), list[Any])
-    assert_type(model.fill_mask(["a [MASK]"]), list[list[Any]])
-    assert_type(model.classify("a text"), Any)
-    assert_type(model.classify([("a question", "a passage")]), list[Any])
+    """A type checker knows neither the number of masks nor the task: it asks which result it is."""
+    assert_type(model.fill_mask("a [MASK]", top_k=5), Fills)
+    assert_type(model.fill_mask(["a [MASK]"]), list[Fills])
+    for fill in model.fill_mask("a [MASK]"):
+        if isinstance(fill, Fill):  # Of several masks, it is a list.
+            assert_type(fill.token, str)
+    assert_type(model.classify("a text"), Classified)
+    assert_type(model.classify([("a question", "a passage")]), list[Classified])
+    best = model.classify("a text")
+    if isinstance(best, Classification):
+        assert_type(best.probability, float)
     assert_type(model.classify("a text", top_k=2), list[Classification])
     assert_type(model.classify("a text", top_k=2)[0].label, str)
     assert_type(model.classify(["a text"], top_k=2), list[list[Classification]])

@@ -1,9 +1,8 @@
 """Converts masked text to token ids, and masked-LM probabilities to filled-in text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from scipy.special import softmax
 
@@ -24,6 +23,10 @@ class Fill(NamedTuple):
     text: str
 
 
+Fills = list[Fill] | list[list[Fill]]
+"""The fills of a text with one mask, best first; for several masks one such list for each."""
+
+
 def tokenize_masked(text: str, tokenizer: Tokenizer) -> list[int]:
     """Returns the token ids `[CLS] ... [SEP]` of `text`, in which masks are special tokens."""
     *parts, last = text.split(tokenizer.mask_token)
@@ -34,6 +37,47 @@ def tokenize_masked(text: str, tokenizer: Tokenizer) -> list[int]:
     for part in others:
         tokens += [tokenizer.mask_id, *tokenizer.encode(part, continues=True)]
     return make_sequence(tokenizer, tokens)[0].tolist()
+
+
+def masked_features(
+    texts: Sequence[str], tokenizer: Tokenizer, max_length: int
+) -> list[ModelInput]:
+    """Tokenizes texts with masks.
+
+    Raises ValueError for a text without a mask, or of more than `max_length` tokens.
+    """
+    features = []
+    for text in texts:
+        if tokenizer.mask_token not in text:
+            raise ValueError(f"text has no {tokenizer.mask_token} to fill in: {text!r}")
+        tokens = tokenize_masked(text, tokenizer)
+        if len(tokens) > max_length:
+            size = f"{len(tokens)} tokens, expected at most {max_length}"
+            raise ValueError(f"text has {size}: shorten {text!r:.60}")
+        features.append(ModelInput((np.array(tokens),), (len(tokens),)))
+    return features
+
+
+def find_masks(tokens: np.ndarray, mask_id: int, count: int) -> np.ndarray:
+    """Returns `count` positions of each row of tokens `[B, L]`, those of masks first, in order."""
+    return np.argsort(tokens != mask_id, axis=1, kind="stable")[:, :count]
+
+
+def count_positions(texts: Iterable[str], mask: str) -> int:
+    """Returns the number of positions to predict in each row, for any of the texts.
+
+    It is the same for all rows of a call, and one of few over all calls, so that few shapes are
+    compiled.
+    """
+    largest = max((text.count(mask) for text in texts), default=1)
+    return max(8, 1 << (largest - 1).bit_length())
+
+
+def fill_text(text: str, logits: np.ndarray, top_k: int, tokenizer: Tokenizer) -> Fills:
+    """Returns the fills of a text from logits `[positions, vocab]`, those of its masks first."""
+    probabilities = softmax(logits[: text.count(tokenizer.mask_token)], axis=-1)
+    fills = best_fills(text, probabilities, top_k, tokenizer)
+    return fills[0] if len(fills) == 1 else fills
 
 
 def best_fills(
@@ -58,43 +102,3 @@ def best_fills(
             filled = start + tokenizer.piece_text(token_id) + after
             fills[-1].append(Fill(tokenizer.decode([token_id]), float(row[token_id]), filled))
     return fills
-
-
-def fill_texts(
-    texts: Sequence[str],
-    top_k: int,
-    tokenizer: Tokenizer,
-    limit: int,
-    token_logits: Callable[[dict, np.ndarray], jax.Array],
-    apply: Callable[..., list],
-) -> list[list[Fill] | list[list[Fill]]]:
-    """Returns the fills of each text, or for several masks of each mask, from `forward`'s logits.
-
-    `apply` is `forward.apply_by_length` with the model's limit on positions already given.
-
-    Raises ValueError for a text without a mask, or of more than `limit` tokens.
-    """
-    mask, features = tokenizer.mask_token, []
-    for text in texts:
-        if mask not in text:
-            raise ValueError(f"text has no {mask} to fill in: {text!r}")
-        tokens = tokenize_masked(text, tokenizer)
-        if len(tokens) > limit:
-            size = f"{len(tokens)} tokens, expected at most {limit}"
-            raise ValueError(f"text has {size}: shorten {text!r:.60}")
-        features.append(ModelInput((np.array(tokens),), (len(tokens),)))
-
-    # One width for all rows of a call, and few over all calls, so that few shapes are compiled.
-    largest = max((text.count(mask) for text in texts), default=1)
-    count = max(8, 1 << (largest - 1).bit_length())
-
-    def masked_logits(rows: dict) -> jax.Array:
-        is_mask = rows["tokens"] == tokenizer.mask_id
-        return token_logits(rows, np.argsort(~is_mask, axis=1, kind="stable")[:, :count])
-
-    def fill(index: int, logits: np.ndarray) -> list[Fill] | list[list[Fill]]:
-        probabilities = softmax(logits[: texts[index].count(mask)], axis=-1)
-        fills = best_fills(texts[index], probabilities, top_k, tokenizer)
-        return fills[0] if len(fills) == 1 else fills
-
-    return apply(masked_logits, features, 8, max_sequences=1, finish=fill)

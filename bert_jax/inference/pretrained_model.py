@@ -1,45 +1,66 @@
-"""Loads a trained model and applies it: `bert_jax.load(directory)`. One CPU is enough."""
+"""Loads a trained model and applies it: `bert_jax.load(directory)`. One CPU is enough.
 
+Each method goes the same way: texts -> features (`text_inputs`) -> packed rows of few shapes, and
+their outputs (`forward`) -> results (`masked_text`, and the files of `tasks/`).
+"""
+
+import dataclasses
 import functools
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, overload
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from scipy.special import expit, softmax
+from scipy.special import expit
 
-from bert_jax.checkpoints.parameters import hint_for_unexpected, unexpected_tensors
+from bert_jax.checkpoints.parameters import (
+    hint_for_unexpected,
+    trained_length,
+    unexpected_tensors,
+)
 from bert_jax.checkpoints.read import read_model
-from bert_jax.data.features import ModelInput
-from bert_jax.inference import forward
-from bert_jax.inference.masked_text import Fill, fill_texts
-from bert_jax.inference.table_prediction import predict_table
-from bert_jax.inference.text_encoder import ROWS_PER_BATCH, TextEncoder
+from bert_jax.checkpoints.save import check_head, save_model
+from bert_jax.data.features import ModelInput, check_segments
+from bert_jax.inference import forward, masked_text
+from bert_jax.inference.forward import ROWS_PER_BATCH
+from bert_jax.inference.masked_text import Fills
+from bert_jax.inference.predictions import Predictions, predict_table
 from bert_jax.inference.text_inputs import (
     TextOrPair,
     Texts,
     TextsOrPairs,
+    Tokens,
     as_list,
+    as_texts_or_pairs,
+    build_batch,
     check_texts,
     check_whole,
+    choose_length,
+    describe_tokens,
+    make_features,
+    token_names,
 )
 from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import EncoderModel
-from bert_jax.model.execution import CHOICES
+from bert_jax.model.execution import CHOICES, Execution
 from bert_jax.model.heads import HEADS, make_model
+from bert_jax.model.pooling import POOLINGS
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
-from bert_jax.tasks import spans
-from bert_jax.tasks.multiple_choice import Ranked
+from bert_jax.tasks import spans, tagging
+from bert_jax.tasks.multiple_choice import Ranked, rank_candidates
 from bert_jax.tasks.spans import Answer
-from bert_jax.tasks.tagging import Tagging, tag_texts
-from bert_jax.tasks.text_classification import Classification, best_labels
+from bert_jax.tasks.tagging import Tagging
+from bert_jax.tasks.task import TrainedHead
+from bert_jax.tasks.text_classification import Classification, Classified, classify_output
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
 def find_device(platform: str) -> jax.Device:
@@ -93,6 +114,13 @@ def load(
     return PretrainedModel(config, tokenizer, params, settings, str(directory), name)
 
 
+class Attention(NamedTuple):
+    """The tokens of a text, and attention probabilities, float32 `[layer, head, from, to]`."""
+
+    tokens: list[str]
+    probabilities: np.ndarray
+
+
 class Replaced(NamedTuple):
     """The tokens of a text, and the probability of each to be replaced, float32 `[length]`."""
 
@@ -100,7 +128,8 @@ class Replaced(NamedTuple):
     probabilities: np.ndarray
 
 
-class PretrainedModel(TextEncoder):
+@dataclasses.dataclass(eq=False, repr=False)
+class PretrainedModel:
     """A model on one device, restored by `load` or of parameters of your own.
 
     For a list of inputs, methods return a list; for a single one (a string, or a tuple: a pair of
@@ -119,6 +148,22 @@ class PretrainedModel(TextEncoder):
       source: the directory given to `load`.
       dtype: "float32" or "bfloat16", of hidden states and products.
     """
+
+    config: BertConfig  # Or the configuration of another architecture.
+    tokenizer: Tokenizer
+    params: dict
+    settings: dict = dataclasses.field(default_factory=dict)
+    source: str = ""
+    dtype: str = "float32"
+    _has_warned: bool = dataclasses.field(default=False, init=False)  # of untrained positions
+
+    def __post_init__(self):
+        check_head(self.head)
+
+    @property
+    def head(self) -> dict | None:
+        """The "task", "labels" and lengths of a fine-tuned head: `settings["head"]`, or None."""
+        return self.settings.get("head")
 
     @property
     def module(self) -> nn.Module:
@@ -142,37 +187,195 @@ class PretrainedModel(TextEncoder):
         purpose = "head for " * bool(purpose) + (purpose or "no head")
         return f"PretrainedModel({self.source}: {sizes}; {purpose})"
 
-    # What depends on the number of masks or the task of the head is Any for a type checker, which
-    # knows neither, and which would refuse most uses of a union.
+    def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
+        """Saves the model as a checkpoint, which `load` and `config.init_from` take.
+
+        Parameters, also changed ones, are stored in float32, with the settings, the head among
+        them, and the vocabulary. `overwrite` replaces a checkpoint. Raises FileExistsError,
+        CheckpointError, and ValueError if parameters and settings do not fit together.
+        """
+        save_model(
+            directory,
+            config=self.config,
+            tokenizer=self.tokenizer,
+            params=self.params,
+            settings=self.settings,
+            overwrite=overwrite,
+        )
+
     @overload
-    def fill_mask(self, texts: str, top_k: int = 5) -> list[Any]: ...
+    def tokens(self, texts: TextOrPair, max_length: int | None = None) -> Tokens: ...
     @overload
-    def fill_mask(self, texts: Iterable[str], top_k: int = 5) -> list[list[Any]]: ...
-    def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Fill] | list[list]:
+    def tokens(
+        self, texts: Iterable[TextOrPair], max_length: int | None = None
+    ) -> list[Tokens]: ...
+    def tokens(self, texts: TextsOrPairs, max_length: int | None = None) -> Tokens | list[Tokens]:
+        """Returns the tokens of each text or pair, with their words and their characters.
+
+        They are the tokens of `hidden_states` and `attention`, up to `max_length`; None:
+        max_position_embeddings.
+        """
+        parts, chosen = as_texts_or_pairs(texts)
+        max_length = choose_length(max_length, self.config.max_position_embeddings)
+        features = make_features(parts, self.tokenizer, max_length)
+        return describe_tokens(parts, features, self.tokenizer)[chosen]
+
+    def batch(self, texts: TextsOrPairs, length: int | None = None) -> dict[str, np.ndarray]:
+        """Builds the batch that `module` and `Encoder` take, one text or pair per row.
+
+        Returns:
+          int32 `[texts, length]` arrays, which are 0 (`tokens`: `tokenizer.pad_id`) on padding:
+          `tokens`; `segment_ids`, 1 in the second text of a pair; `position_ids`, 0, 1, ...;
+          `sequence_ids`, 1 for all tokens of the text, which attend to each other alone. And where
+          the text is: int32 `pooled_positions` `[texts, 1]`, of [CLS], and `sequence_bounds`
+          `[texts, 1, 3]`: start, start of the second text, end. `target_positions`, at which a
+          masked-LM head predicts, are all positions.
+
+        Args:
+          length: of all rows; longer texts are truncated. None: the longest text's. JAX
+            compiles a function again for each new shape.
+        """
+        parts, _ = as_texts_or_pairs(texts)
+        max_length = choose_length(length, self.config.max_position_embeddings, "length")
+        features = make_features(parts, self.tokenizer, max_length)
+        check_segments(self.config, features)
+        length = length or max(map(len, features), default=2)
+        return build_batch(features, length, self.tokenizer.pad_id, self.config.causal)
+
+    def encode(
+        self,
+        texts: TextsOrPairs,
+        pooling: str | None = None,
+        batch_size: int = ROWS_PER_BATCH,
+        max_length: int | None = None,
+        normalize: bool = False,
+    ) -> np.ndarray:
+        """Computes a vector for each text or pair, float32 `[num_texts, size]`; `[size]` for one.
+
+        Args:
+          pooling: "pooler", the tanh layer above [CLS], or one of `bert_jax.model.pooling.POOLINGS`
+            of the last layer, such as "mean" or "cls". None: "mean"; for a bi-encoder or a model of
+            sentence-transformers its own, with its dense layers, normalization and prompt.
+          batch_size: packed rows of 64 tokens per forward pass; proportionally fewer longer ones.
+          max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
+            `head["max_seq_length"]` (for queries, pass `head["max_query_length"]`).
+          normalize: divides vectors by their length, so that dot products are cosines. Some models
+            of sentence-transformers, and bi-encoders, do so anyway.
+        """
+        parts, chosen = as_texts_or_pairs(texts)
+        is_bi_encoder = bool(self.head) and self.head["task"] == "embedding"
+        if max_length is None and is_bi_encoder:
+            max_length = self.head.get("max_seq_length")
+        max_length = choose_length(max_length, self.config.max_position_embeddings)
+        if pooling not in (None, "pooler", *POOLINGS):
+            raise ValueError(f"pooling must be one of {(*POOLINGS, 'pooler')}, got {pooling!r}")
+        if pooling == "pooler" and "pooler" not in self.params["encoder"]:
+            raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
+        head = {"task": "embedding", "labels": (), "pooling": pooling or "mean", "normalize": False}
+        if pooling is None and is_bi_encoder:
+            head |= self.head
+            prompt = self.head.get("prompt", "")
+            parts = [(prompt + first, *second) for first, *second in parts]
+        if normalize:
+            head["normalize"] = True
+        module = make_model(self.config, head, self._execution)
+        function = functools.partial(forward.head_outputs, module, self.params)
+        features = make_features(parts, self.tokenizer, max_length)
+        rows = self._compute_rows(function, features, batch_size)
+        vectors = np.empty((len(features), module.vector_size), np.float32)
+        for index, vector in forward.split_rows(rows, [1] * len(features)):
+            vectors[index] = vector
+        return vectors[chosen]
+
+    @overload
+    def hidden_states(
+        self,
+        texts: TextOrPair,
+        layers: int | Sequence[int] | None = None,
+        batch_size: int = ROWS_PER_BATCH,
+    ) -> np.ndarray: ...
+    @overload
+    def hidden_states(
+        self,
+        texts: Iterable[TextOrPair],
+        layers: int | Sequence[int] | None = None,
+        batch_size: int = ROWS_PER_BATCH,
+    ) -> list[np.ndarray]: ...
+    def hidden_states(
+        self,
+        texts: TextsOrPairs,
+        layers: int | Sequence[int] | None = None,
+        batch_size: int = ROWS_PER_BATCH,
+    ) -> np.ndarray | list[np.ndarray]:
+        """Computes the hidden states of `layers`, [CLS] and [SEP] included.
+
+        Returns float32 `[num_tokens, len(layers), hidden_size]` for each text or pair. Layer 0 is
+        the embeddings, -1 the last layer; by default the last four, or fewer if there are fewer.
+        """
+        parts, chosen = as_texts_or_pairs(texts)
+        last = self.config.num_layers
+        layers = range(max(last - 3, 1), last + 1) if layers is None else layers
+        layers = tuple(np.atleast_1d(np.asarray(layers, object)).tolist())
+        valid = range(-last - 1, last + 1)
+        if not layers or not all(type(layer) is int and layer in valid for layer in layers):
+            raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
+        features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
+        function = functools.partial(
+            forward.hidden_states, self.config, self._execution, layers, self.params["encoder"]
+        )
+        rows = self._compute_rows(function, features, batch_size)
+        results = [None] * len(features)
+        for index, states in forward.split_rows(rows, list(map(len, features))):
+            results[index] = states.copy()
+        return results[chosen]
+
+    features = hidden_states  # As the paper's section 5.3 calls them.
+
+    @overload
+    def attention(self, texts: TextOrPair) -> Attention: ...
+    @overload
+    def attention(self, texts: Iterable[TextOrPair]) -> list[Attention]: ...
+    def attention(self, texts: TextsOrPairs) -> Attention | list[Attention]:
+        """Computes how much each token attends to each other one, [CLS] and [SEP] included."""
+        parts, chosen = as_texts_or_pairs(texts)
+        features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
+        function = functools.partial(
+            forward.attention_maps, self.config, self._execution, self.params["encoder"]
+        )
+        results = [None] * len(features)
+        for (index,), maps in self._compute_rows(function, features, 8, max_sequences=1):
+            tokens = token_names(features[index], self.tokenizer)
+            probabilities = maps[: len(tokens), ..., : len(tokens)].transpose(1, 2, 0, 3)
+            results[index] = Attention(tokens, probabilities.copy())
+        return results[chosen]
+
+    @overload
+    def fill_mask(self, texts: str, top_k: int = 5) -> Fills: ...
+    @overload
+    def fill_mask(self, texts: Iterable[str], top_k: int = 5) -> list[Fills]: ...
+    def fill_mask(self, texts: Texts, top_k: int = 5) -> Fills | list[Fills]:
         """Predicts the tokens of the masks (`[MASK]`) in texts, which are not truncated.
 
-        Returns the `top_k` most probable, best first; for several masks one such list per mask.
+        Returns the `top_k` most probable, best first; for a text with several masks one such list
+        for each mask.
         """
         texts, chosen = as_list(texts)
         check_texts("texts", texts)
         check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
-        if self.config.causal:
-            raise ValueError("this model reads left to right, so it cannot fill in masks")
-        missing = "" if "mlm" in self.params else "masked-LM head"
-        if missing := missing or ("mask token" if self.tokenizer.mask_id is None else ""):
-            fix = ""
-            if "generator" in self.params:
-                command = f"--to=native --generator {self.source or 'SRC'} DST"
-                fix = (
-                    f": run tools/convert_checkpoint.py {command}, and load the generator from DST"
-                )
-            elif getattr(self.config, "family", "") == "electra":
-                fix = ": load the checkpoint of the generator"
-            raise ValueError(f"this model has no {missing}, so it cannot fill in masks{fix}")
-        model = PretrainingModel(self.config, False, self._execution)
-        token_logits = functools.partial(forward.token_logits, model, self.params)
+        self._check_fills_masks()
         limit = self.config.max_position_embeddings
-        return fill_texts(texts, top_k, self.tokenizer, limit, token_logits, self._apply)[chosen]
+        features = masked_text.masked_features(texts, self.tokenizer, limit)
+        model = PretrainingModel(self.config, False, self._execution)
+        count = masked_text.count_positions(texts, self.tokenizer.mask_token)
+
+        def token_logits(rows: dict) -> jax.Array:
+            positions = masked_text.find_masks(rows["tokens"], self.tokenizer.mask_id, count)
+            return forward.token_logits(model, self.params, rows, positions)
+
+        results = [None] * len(features)
+        for (index,), logits in self._compute_rows(token_logits, features, 8, max_sequences=1):
+            results[index] = masked_text.fill_text(texts[index], logits, top_k, self.tokenizer)
+        return results[chosen]
 
     @overload
     def replaced_tokens(self, texts: TextOrPair) -> Replaced: ...
@@ -186,16 +389,83 @@ class PretrainedModel(TextEncoder):
         if "discriminator" not in self.params:
             fix = "load the discriminator of an ELECTRA run, or its ElectraForPreTraining"
             raise ValueError(f"this model has no head for replaced tokens: {fix}")
-        parts, chosen = self._parts(texts)
-        features = self._features(parts, self._max_length())
-
-        def finish(index: int, logits: np.ndarray) -> Replaced:
-            tokens = features[index].sequences[0].tolist()
-            return Replaced(list(map(self.tokenizer.id_to_token, tokens)), expit(logits))
-
+        parts, chosen = as_texts_or_pairs(texts)
+        features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
         model = Discriminator(self.config, self._execution)
         function = functools.partial(forward.replaced_logits, model, self.params)
-        return self._apply(function, features, ROWS_PER_BATCH, finish=finish)[chosen]
+        rows = self._compute_rows(function, features, ROWS_PER_BATCH)
+        results = [None] * len(features)
+        for index, logits in forward.split_rows(rows, list(map(len, features))):
+            tokens = token_names(features[index], self.tokenizer)
+            results[index] = Replaced(tokens, expit(logits))
+        return results[chosen]
+
+    @overload
+    def classify(self, texts: TextOrPair, top_k: None = None) -> Classified: ...
+    @overload
+    def classify(self, texts: TextOrPair, top_k: int) -> list[Classification]: ...
+    @overload
+    def classify(self, texts: Iterable[TextOrPair], top_k: None = None) -> list[Classified]: ...
+    @overload
+    def classify(self, texts: Iterable[TextOrPair], top_k: int) -> list[list[Classification]]: ...
+    def classify(
+        self, texts: TextsOrPairs, top_k: int | None = None
+    ) -> Classified | list[Classified] | list[list[Classification]]:
+        """Classifies texts or pairs of texts, or predicts a value for each.
+
+        Returns:
+          The most probable label of each text, or with `top_k` a list of them, best first; for a
+          multi-label head all labels with a probability above 0.5, for a regression head the value.
+        """
+        if top_k is None:
+            trained = self._need_head("classify", "classification", "multi_label", "regression")
+        else:
+            trained = self._need_head("rank labels", "classification", "multi_label")
+            check_whole("top_k", top_k, 1, len(trained.settings["labels"]))
+        parts, chosen = as_texts_or_pairs(texts)
+        features = make_features(parts, self.tokenizer, trained.max_seq_length)
+        outputs = self.head_outputs(features)
+        return [classify_output(trained.settings, output, top_k) for output in outputs][chosen]
+
+    @overload
+    def tag(
+        self, texts: str | tuple[str, ...], documents: Sequence[object] | None = None
+    ) -> Tagging: ...
+    @overload
+    def tag(
+        self, texts: Iterable[str | Sequence[str]], documents: Sequence[object] | None = None
+    ) -> list[Tagging]: ...
+    def tag(
+        self,
+        texts: str | Iterable[str | Sequence[str]],
+        documents: Sequence[object] | None = None,
+    ) -> Tagging | list[Tagging]:
+        """Tags the words of texts of any length, and finds the entities that the tags mark.
+
+        A text is split into words and punctuation marks, or given as a tuple of words (in a list of
+        texts also as a list), which are joined by spaces. Entities have a type, character offsets
+        `[start, end)` and, like words, a probability. Of tags without prefixes (O, PER, LOC) a run
+        of equal ones is an entity, unless the head was trained with scheme=none.
+
+        `documents` names the document of each text, such as `["a", "a", "b"]`: a head trained with
+        document_context reads consecutive texts of one document as context of each other. By
+        default, each text is a document of its own.
+        """
+        trained = self._need_head("tag words", "tagging", "feature_based")
+        texts, chosen = as_list(texts, tuple_is_one=True)
+        if documents is not None and len(documents) != len(texts):
+            counts = f"{len(documents)} documents and {len(texts)} texts"
+            raise ValueError(f"{counts}: expected the document of each text")
+        if documents is not None and not trained.settings.get("document_context"):
+            reason = "the head was trained without document_context, so it reads each text alone"
+            raise ValueError(f"documents cannot be used: {reason}")
+        split = list(map(tagging.split_words, texts))
+        features, positions = tagging.text_features(
+            split, documents, self.tokenizer, trained.max_seq_length
+        )
+        outputs = self.head_outputs(features)
+        labels, scheme = trained.settings["labels"], trained.settings.get("scheme")
+        return tagging.describe_texts(split, positions, outputs, labels, scheme)[chosen]
 
     @overload
     def answer(
@@ -234,8 +504,8 @@ class PretrainedModel(TextEncoder):
             counts = f"{len(questions)} questions and {len(contexts)} contexts"
             raise ValueError(f"{counts}: expected one context, or one for each question")
         check_whole("top_k", top_k, 1, spans.N_BEST)
-        self._need_head("answer questions", "span")
-        config = spans.span_config(self.head, self.config.max_position_embeddings)
+        trained = self._need_head("answer questions", "span")
+        config = spans.span_config(trained.settings, trained.max_position_embeddings)
         if null_threshold is not None:
             if not isinstance(null_threshold, int | float | np.number):
                 raise TypeError(f"null_threshold must be a number, got {null_threshold!r}")
@@ -250,114 +520,56 @@ class PretrainedModel(TextEncoder):
         ][chosen]
 
     @overload
-    def classify(self, texts: TextOrPair, top_k: None = None) -> Any: ...
-    @overload
-    def classify(self, texts: TextOrPair, top_k: int) -> list[Classification]: ...
-    @overload
-    def classify(self, texts: Iterable[TextOrPair], top_k: None = None) -> list[Any]: ...
-    @overload
-    def classify(self, texts: Iterable[TextOrPair], top_k: int) -> list[list[Classification]]: ...
-    def classify(
-        self, texts: TextsOrPairs, top_k: int | None = None
-    ) -> Classification | float | list[Classification] | list[float] | list[list[Classification]]:
-        """Classifies texts or pairs of texts, or predicts a value for each.
-
-        Returns:
-          The most probable label of each text, or with `top_k` a list of them, best first; for a
-          multi-label head all labels with a probability above 0.5, for a regression head the value.
-        """
-        if top_k is None:
-            head = self._need_head("classify", "classification", "multi_label", "regression")
-        else:
-            head = self._need_head("rank labels", "classification", "multi_label")
-            check_whole("top_k", top_k, 1, len(head["labels"]))
-        parts, chosen = self._parts(texts)
-        outputs = self.head_outputs(self._features(parts, head["max_seq_length"]))
-        if head["task"] == "regression":
-            return [float(output[0]) for output in outputs][chosen]
-        is_multi = head["task"] == "multi_label"
-        ranked = [best_labels(head["labels"], logits, is_multi, top_k) for logits in outputs]
-        if is_multi and top_k is None:
-            ranked = [[best for best in labels if best.probability > 0.5] for labels in ranked]
-        elif top_k is None:
-            ranked = [labels[0] for labels in ranked]
-        return ranked[chosen]
-
-    predict = predict_table
-
-    @overload
     def rank(self, query: str, candidates: Iterable[str]) -> list[Ranked]: ...
     @overload
     def rank(self, query: Iterable[str], candidates: Iterable[str]) -> list[list[Ranked]]: ...
     def rank(self, query: Texts, candidates: Iterable[str]) -> list[Ranked] | list[list[Ranked]]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
-        head = self._need_head("rank texts", "multiple_choice")
-        (queries, chosen), limit = as_list(query), head["max_seq_length"]
+        trained = self._need_head("rank texts", "multiple_choice")
+        (queries, chosen), limit = as_list(query), trained.max_seq_length
         if isinstance(candidates, str):
             raise TypeError(f"candidates must be a list of strings, got {candidates!r:.60}")
         candidates, _ = as_list(candidates)
         check_texts("query", queries)
         check_texts("candidates", candidates)
         pairs = list(itertools.product(queries, candidates))
-        max_first = head.get("max_query_length", limit)
+        max_first = trained.settings.get("max_query_length", limit)
         max_first -= self.tokenizer.layout.num_special_tokens(1)
-        features = self._features(pairs, limit, max_first)
-        rankings = []
-        for scores in np.reshape(self.head_outputs(features), (len(queries), len(candidates))):
-            probabilities = softmax(scores).tolist() if candidates else []
-            ranked = map(Ranked, candidates, itertools.count(), scores.tolist(), probabilities)
-            rankings.append(sorted(ranked, key=lambda candidate: -candidate.score))
-        return rankings[chosen]
+        features = make_features(pairs, self.tokenizer, limit, max_first)
+        scores = np.reshape(self.head_outputs(features), (len(queries), len(candidates)))
+        return [rank_candidates(candidates, each) for each in scores][chosen]
 
-    @overload
-    def tag(
-        self, texts: str | tuple[str, ...], documents: Sequence[object] | None = None
-    ) -> Tagging: ...
-    @overload
-    def tag(
-        self, texts: Iterable[str | Sequence[str]], documents: Sequence[object] | None = None
-    ) -> list[Tagging]: ...
-    def tag(
+    def predict(
         self,
-        texts: str | Iterable[str | Sequence[str]],
-        documents: Sequence[object] | None = None,
-    ) -> Tagging | list[Tagging]:
-        """Tags the words of texts of any length, and finds the entities that the tags mark.
+        table: str | os.PathLike | Iterable[Mapping],
+        text: str = "text",
+        text_pair: str = "",
+        label: str = "label",
+        id: str = "",
+        header_lines: int = 1,
+    ) -> Predictions:
+        """Predicts each example of a table and scores the predictions of those with a label.
 
-        A text is split into words and punctuation marks, or given as a tuple of words (in a list of
-        texts also as a list), which are joined by spaces. Entities have a type, character offsets
-        `[start, end)` and, like words, a probability. Of tags without prefixes (O, PER, LOC) a run
-        of equal ones is an entity, unless the head was trained with scheme=none.
+        The model needs a head for classification, multi-label classification or regression. The
+        result equals that of `bert_jax.predict`; only the scores of a model trained on GLUE are
+        the benchmark's own there.
+        Warns about truncated and empty texts, columns that are not used, and labels that are
+        missing or that the head does not have. Raises FileNotFoundError if the file is missing,
+        ValueError if the table is invalid, and TypeError for anything but a table.
 
-        `documents` names the document of each text, such as `["a", "a", "b"]`: a head trained with
-        document_context reads consecutive texts of one document as context of each other. By
-        default, each text is a document of its own.
+        Args:
+          table: a .csv, .tsv or .jsonl file, or a list of dicts.
+          text, text_pair: columns of the text and, for a head trained on pairs, of the second text.
+          label: column of the label; the table may lack it. A multi-label head takes a list in
+            JSONL and dicts, or text with the separator that it was trained with ("|" if it stores
+            none).
+          id: column of unique ids; "": numbers from 0.
+          header_lines: of a .csv or .tsv; the first names the columns, the others are skipped.
         """
-        head = self._need_head("tag words", "tagging", "feature_based")
-        texts, chosen = as_list(texts, tuple_is_one=True)
-        if documents is not None and len(documents) != len(texts):
-            counts = f"{len(documents)} documents and {len(texts)} texts"
-            raise ValueError(f"{counts}: expected the document of each text")
-        if documents is not None and not head.get("document_context"):
-            reason = "the head was trained without document_context, so it reads each text alone"
-            raise ValueError(f"documents cannot be used: {reason}")
-        return tag_texts(
-            texts,
-            documents,
-            self.tokenizer,
-            head["max_seq_length"],
-            head["labels"],
-            head.get("scheme"),
-            self.head_outputs,
-        )[chosen]
-
-    def _need_head(self, purpose: str, *tasks: str) -> Mapping:
-        """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""
-        if not self.head or self.head["task"] not in tasks:
-            trained = f"a head for {self.head['task']}" if self.head else "no fine-tuned head"
-            fix = f"load one fine-tuned for {' or '.join(tasks)}"
-            raise ValueError(f"this model has {trained}, so it cannot {purpose}: {fix}")
-        return {"max_seq_length": self.config.max_position_embeddings} | self.head
+        trained = self._need_head("predict tables", "classification", "multi_label", "regression")
+        columns = {"text": text, "text_pair": text_pair, "label": label, "id": id}
+        options = columns | {"header_lines": header_lines}
+        return predict_table(table, options, trained, self.head_outputs)
 
     def head_outputs(
         self,
@@ -378,6 +590,64 @@ class PretrainedModel(TextEncoder):
             function = functools.partial(
                 forward.spread_head_outputs, self.module, mesh, self.params
             )
-        num_outputs = len if head.input_kind == "positions" else lambda feature: 1
-        outputs = self._apply(function, features, batch_size, num_outputs=num_outputs)
-        return list(map(head.feature_output, outputs))
+        rows = self._compute_rows(function, features, batch_size)
+        is_per_position = head.input_kind == "positions"
+        counts = [len(feature) if is_per_position else 1 for feature in features]
+        results = [None] * len(features)
+        for index, outputs in forward.split_rows(rows, counts):
+            results[index] = head.feature_output(outputs.copy())
+        return results
+
+    def _need_head(self, purpose: str, *tasks: str) -> TrainedHead:
+        """Returns the head. Raises ValueError if it is for none of `tasks`."""
+        if not self.head or self.head["task"] not in tasks:
+            trained = f"a head for {self.head['task']}" if self.head else "no fine-tuned head"
+            fix = f"load one fine-tuned for {' or '.join(tasks)}"
+            raise ValueError(f"this model has {trained}, so it cannot {purpose}: {fix}")
+        limit = self.config.max_position_embeddings
+        return TrainedHead(self.head, self.settings.get("data", {}), self.tokenizer, limit)
+
+    def _check_fills_masks(self) -> None:
+        """Raises ValueError if the model cannot fill in masks."""
+        if self.config.causal:
+            raise ValueError("this model reads left to right, so it cannot fill in masks")
+        if "mlm" not in self.params:
+            fix = ""
+            if "generator" in self.params:
+                command = f"--to=native --generator {self.source or 'SRC'} DST"
+                fix = (
+                    f": run tools/convert_checkpoint.py {command}, and load the generator from DST"
+                )
+            elif getattr(self.config, "family", "") == "electra":
+                fix = ": load the checkpoint of the generator"
+            reason = "this model has no masked-LM head, so it cannot fill in masks"
+            raise ValueError(f"{reason}{fix}")
+        if self.tokenizer.mask_id is None:
+            raise ValueError("this model has no mask token, so it cannot fill in masks")
+
+    @property
+    def _execution(self) -> Execution:
+        # Each length of rows is compiled: a loop over one layer compiles faster than all layers.
+        return Execution(dtype=self.dtype, scan_layers=True)
+
+    def _compute_rows(
+        self,
+        function: Callable[[dict], jax.Array],
+        features: Sequence[ModelInput],
+        batch_size: int,
+        max_sequences: int = 8,
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Returns `forward.compute_rows` of any features; warns once of untrained positions."""
+        check_segments(self.config, features)
+        lengths = (len(sequence) for feature in features for sequence in feature.sequences)
+        longest, trained = max(lengths, default=0), trained_length(self.settings)
+        if trained and longest > trained and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"an input has {longest} tokens, but the model was trained on at most {trained}: "
+                "its later positions are untrained. Shorten the inputs (max_length, if the method "
+                "has it), or train the model on longer rows",
+                stacklevel=3,
+            )
+        limit = self.config.max_position_embeddings
+        return forward.compute_rows(function, features, batch_size, limit, max_sequences)

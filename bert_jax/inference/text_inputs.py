@@ -1,13 +1,14 @@
-"""What a user gives as texts: checked, as a batch, and which token belongs to which word."""
+"""What a user gives as texts: checked, tokenized, as a batch, and which token is which word's."""
 
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
-from bert_jax.tasks.sequences import truncate_longest_first
+from bert_jax.tasks.sequences import make_sequences, truncate_longest_first
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 Texts = str | Iterable[str]
@@ -73,10 +74,46 @@ def check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequenc
     return parts
 
 
+def as_texts_or_pairs(inputs: object) -> tuple[list[Sequence[str]], slice | int]:
+    """Returns the strings of each text or pair, and the index that selects the results."""
+    texts, chosen = as_list(inputs, tuple_is_one=True)
+    return check_texts("texts", texts, pairs=True), chosen
+
+
+def choose_length(length: int | None, limit: int, name: str = "max_length") -> int:
+    """Returns a given length or, if it is None, the limit. Raises ValueError if it is invalid."""
+    if length is None:
+        return limit
+    check_whole(name, length, 2, limit)
+    return length
+
+
 def check_whole(name: str, value: int, low: int, high: int) -> None:
     """Raises ValueError unless `value` is a whole number in `[low, high]`."""
     if not isinstance(value, int | np.integer) or not low <= value <= high:
         raise ValueError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")
+
+
+def make_features(
+    texts: Sequence[Sequence[str]],
+    tokenizer: Tokenizer,
+    max_length: int,
+    max_first: int | None = None,
+) -> list[ModelInput]:
+    """Tokenizes texts and pairs, given as their strings; warns about truncated ones.
+
+    `max_length` and `max_first` are as in `make_sequences`.
+    """
+    sequences, truncated = make_sequences(texts, tokenizer, max_length, max_first)
+    if any(truncated):
+        message = f"{sum(truncated)} of {len(texts)} texts are truncated to {max_length} tokens"
+        warnings.warn(message, stacklevel=3)
+    return [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
+
+
+def token_names(feature: ModelInput, tokenizer: Tokenizer) -> list[str]:
+    """Returns the pieces of a feature's sequence."""
+    return [tokenizer.id_to_token(index) for index in feature.sequences[0].tolist()]
 
 
 def describe_tokens(
@@ -103,7 +140,7 @@ def describe_tokens(
             offsets[start:end] = part_offsets[: end - start]
             start = end + layout.num_separators
         segment_ids = (np.arange(len(ids)) >= second).astype(np.int32)
-        tokens = [tokenizer.id_to_token(index) for index in ids.tolist()]
+        tokens = token_names(feature, tokenizer)
         described.append(Tokens(tokens, ids, segment_ids, words, offsets))
     return described
 

@@ -1,5 +1,6 @@
 """Multiple choice of story endings: SWAG (Zellers et al., 2018; section 4.4 of the paper)."""
 
+import itertools
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
+from scipy.special import softmax
 
 from bert_jax.data.features import ModelInput
 from bert_jax.data.tfds import tfds_source
@@ -45,6 +47,13 @@ class Ranked(NamedTuple):
     index: int
     score: float
     probability: float
+
+
+def rank_candidates(candidates: Sequence[str], scores: np.ndarray) -> list[Ranked]:
+    """Returns the candidates, best first, given the logit of each."""
+    probabilities = softmax(scores).tolist() if len(candidates) else []
+    columns = candidates, itertools.count(), scores.tolist(), probabilities
+    return sorted(map(Ranked, *columns), key=lambda candidate: -candidate.score)
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
@@ -135,7 +144,7 @@ class ChoicePredictor(TextPredictor):
         rows = [record.columns for record in examples]
         pairs = [pair for row in rows for pair in pair_with_endings(row)]
         self.notes["examples with an empty text"] += sum(map(has_empty_text, rows))
-        length, unknown = self._trained.settings["max_seq_length"], [None] * len(pairs)
+        length, unknown = self._trained.max_seq_length, [None] * len(pairs)
         features, truncated = text_features(pairs, unknown, self._trained.tokenizer, length)
         self.notes[f"endings truncated to {length} tokens"] += truncated
         return features

@@ -458,7 +458,7 @@ class VectorPredictor:
     def features(self, examples: Sequence[tables.Record]) -> list[ModelInput]:
         texts = [record.columns[self._options["text"]] for record in examples]
         self.notes["passages that are empty"] += sum(not text.strip() for text in texts)
-        length = self._trained.settings["max_seq_length"]
+        length = self._trained.max_seq_length
         features, truncated = embedding_features(texts, self._trained, length)
         self.notes[f"passages truncated to {length} tokens"] += truncated
         return features
@@ -529,8 +529,7 @@ class SearchPredictor:
             self.notes[f"lines with {key!r}, which is not used"] += count
 
     def features(self, examples: Sequence[Query]) -> list[ModelInput]:
-        head = self._trained.settings
-        length = head.get("max_query_length", head["max_seq_length"])
+        length = self._trained.settings.get("max_query_length", self._trained.max_seq_length)
         texts = [query.text for query in examples]
         self.notes["queries that are empty"] += sum(not text.strip() for text in texts)
         features, truncated = embedding_features(texts, self._trained, length)
@@ -621,9 +620,9 @@ class RerankPredictor:
             self.notes[f"lines with {key!r}, which is not used"] += count
 
     def features(self, examples: Sequence[list[Query]]) -> list[ModelInput]:
-        head, tokenizer = self._trained.settings, self._trained.tokenizer
-        length = head["max_seq_length"]
-        queries = TokenizedTexts(tokenizer, head.get("max_query_length", length))
+        tokenizer, length = self._trained.tokenizer, self._trained.max_seq_length
+        max_query_length = self._trained.settings.get("max_query_length", length)
+        queries = TokenizedTexts(tokenizer, max_query_length)
         passages = TokenizedTexts(tokenizer, length)
         inputs = Inputs(tokenizer, False, length, queries, passages)
         queries.add(line.text for group in examples for line in group)

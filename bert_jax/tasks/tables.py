@@ -104,7 +104,7 @@ def iterate_table(
     """
     is_path = isinstance(source, str | pathlib.Path)
     suffix = pathlib.Path(source).suffix if is_path else ""
-    hint = ": set the correct name in --config.data.text, text_pair, label or id" if label else ""
+    hint = ": set the correct name in text, text_pair, label or id" if label else ""
     if not is_path or str(source).startswith("tfds:") or suffix == ".jsonl":
         if suffix == ".jsonl":
             objects = (

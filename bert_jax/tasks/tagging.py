@@ -8,7 +8,7 @@ import re
 import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
 
@@ -334,7 +334,11 @@ class Tagging(NamedTuple):
     entities: list[TaggedEntity]
 
 
-def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+SplitText = tuple[str, list[tuple[int, int]]]
+"""A text, and the characters `[start, end)` of its words."""
+
+
+def split_words(text: str | Sequence[str]) -> SplitText:
     """Returns the text, and the characters (start, end) of its words and punctuation marks.
 
     Neither begins or ends with a format character, such as a zero-width space. The words of a list
@@ -349,38 +353,46 @@ def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return " ".join(text), spans
 
 
-def tag_texts(
-    texts: Sequence[str | Sequence[str]],
+def text_features(
+    texts: Sequence[SplitText],
     documents: Sequence[object] | None,
     tokenizer: Tokenizer,
     max_seq_length: int,
-    labels: Sequence[str],
-    scheme: str | None,
-    predict: Callable[[Sequence[ModelInput]], Outputs],
-) -> list[Tagging]:
-    """Tags the words of each text by `predict`, and finds the entities that the tags mark.
+) -> tuple[list[ModelInput], list[np.ndarray]]:
+    """Returns features of texts, and the positions in each that predict its words.
 
     With `documents`, the document of each text, texts of one document are each other's context.
-
-    With `scheme` "none" they mark none. In plain labels (O, PER, LOC), also of an imported head
-    (`scheme` None), a run of equal tags other than O is an entity.
     """
-    find = find_runs if are_plain(labels) else find_entities
-    split = list(map(split_words, texts))
     sentences = [
         Sentence([text[start:end] for start, end in spans], [], None, document)
-        for (text, spans), document in zip(split, documents or range(len(split)), strict=True)
+        for (text, spans), document in zip(texts, documents or range(len(texts)), strict=True)
     ]
     features, positions, _ = tagging_features(
         sentences, (), tokenizer, max_seq_length, document_context=documents is not None
     )
-    tags = best_tags(predict(features), positions, labels)
-    tagged = []
-    for text, spans in split:
+    return features, positions
+
+
+def describe_texts(
+    texts: Sequence[SplitText],
+    positions: Sequence[np.ndarray],
+    outputs: Outputs,
+    labels: Sequence[str],
+    scheme: str | None,
+) -> list[Tagging]:
+    """Returns the tags of the words of each text, and the entities that they mark.
+
+    `outputs` are those of the `text_features`. With `scheme` "none", tags mark no entities. In
+    plain labels (O, PER, LOC), also of an imported head (`scheme` None), a run of equal tags other
+    than O is an entity.
+    """
+    find = find_runs if are_plain(labels) else find_entities
+    tags, described = best_tags(outputs, positions, labels), []
+    for text, spans in texts:
         words = [TaggedWord(text[i:j], *next(tags)) for i, j in spans]
         found = [] if scheme == "none" else find([word.tag for word in words])
-        tagged.append(Tagging(words, describe_entities(found, words, text, spans)))
-    return tagged
+        described.append(Tagging(words, describe_entities(found, words, text, spans)))
+    return described
 
 
 def describe_entities(
@@ -453,7 +465,7 @@ class TagPredictor:
                 unlabeled,
                 self._labels,
                 self._trained.tokenizer,
-                self._trained.settings["max_seq_length"],
+                self._trained.max_seq_length,
                 self._document_context,
             )
             features += found

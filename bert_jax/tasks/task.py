@@ -97,7 +97,7 @@ class TrainedHead(NamedTuple):
     """A head, and what its task needs to apply it to new examples.
 
     Attributes:
-      settings: those stored with the head, with its "max_seq_length".
+      settings: those stored with the head, such as its "task" and "labels".
       data: the fields `config.data` of the run that trained it; empty if it is imported.
       tokenizer: the model's.
       max_position_embeddings: the model's.
@@ -107,6 +107,11 @@ class TrainedHead(NamedTuple):
     data: Mapping
     tokenizer: Tokenizer
     max_position_embeddings: int
+
+    @property
+    def max_seq_length(self) -> int:
+        """The length of its inputs in tokens; of an imported head, which stores none, the most."""
+        return self.settings.get("max_seq_length", self.max_position_embeddings)
 
 
 class Predictor(Protocol):

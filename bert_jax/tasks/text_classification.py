@@ -354,6 +354,26 @@ def best_labels(
     return [Classification(labels[index], float(probabilities[index])) for index in order]
 
 
+Classified = Classification | list[Classification] | float
+"""What `PretrainedModel.classify` returns for a text: the most probable label; of a multi-label
+head, or with `top_k`, labels, best first; of a regression head the value."""
+
+
+def classify_output(head: Mapping, output: np.ndarray, top_k: int | None) -> Classified:
+    """Returns what a head with these settings predicts for one text, given its output.
+
+    With `top_k`, the best labels; by default those of a multi-label head with a probability above
+    0.5.
+    """
+    if head["task"] == "regression":
+        return float(output[0])
+    is_multi = head["task"] == "multi_label"
+    ranked = best_labels(head["labels"], output, is_multi, top_k)
+    if top_k is not None:
+        return ranked
+    return [best for best in ranked if best.probability > 0.5] if is_multi else ranked[0]
+
+
 def positive_margins(outputs: Outputs, labels: Sequence[str]) -> tuple[np.ndarray, int]:
     """Returns the positive logit less the other, `[examples]`, and the index of its class."""
     positive, logits = positive_of_two(labels), np.stack(outputs).astype(np.float64)
@@ -500,7 +520,7 @@ class TextPredictor:
         self.notes["examples with an empty text"] += sum(
             not all(map(str.strip, each)) for each in texts
         )
-        length = self._trained.settings["max_seq_length"]
+        length = self._trained.max_seq_length
         unknown = [None] * len(texts)
         features, truncated = text_features(texts, unknown, self._trained.tokenizer, length)
         self.notes[f"examples truncated to {length} tokens"] += truncated

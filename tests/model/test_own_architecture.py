@@ -19,7 +19,6 @@ from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.configs.pretrain import bert_tiny
-from bert_jax.inference.text_encoder import TextEncoder
 from bert_jax.model.attention import attention
 from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.encoder import Encoder
@@ -192,9 +191,9 @@ def test_it_is_finetuned_and_loaded(pretrained, tmp_path):
 def test_its_attention_weighs_its_values(tmp_path):
     config = Config(100)
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
-    batch = TextEncoder(config, tokenizer, {}).batch("the river")
+    batch = bert_jax.PretrainedModel(config, tokenizer, {}).batch("the river")
     params = Encoder(config).init(jax.random.key(0), batch)["params"]
-    model = TextEncoder(config, tokenizer, {"encoder": params})
+    model = bert_jax.PretrainedModel(config, tokenizer, {"encoder": params})
     probabilities = model.attention("the river").probabilities[0]  # [heads, from, to]
     layer = jax.tree.map(lambda leaf: leaf[0], params["layers"])
     x = Embeddings(config).apply(

@@ -12,7 +12,7 @@ from bert_jax.configs.finetune import tagging as tagging_config
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import Sentence, find_scheme, read_sentences
-from bert_jax.tasks.tagging import split_words, tag_texts
+from bert_jax.tasks.tagging import describe_texts, split_words, text_features
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, train_bpe, write_vocabulary
 
@@ -477,10 +477,10 @@ def test_adjacent_entities_that_plain_tags_join_are_counted(tmp_path, tokenizer)
 def test_tags_of_a_text_mark_entities_with_and_without_prefixes(
     tokenizer, labels, scheme, entities
 ):
-    def predict(features):
-        return [np.eye(3)[[0, 1, 1, 2, 0, 1, 0]] for _ in features]
-
-    (found,) = tag_texts(["the king river of the"], None, tokenizer, 32, labels, scheme, predict)
+    text = split_words("the king river of the")
+    _, positions = text_features([text], None, tokenizer, 32)
+    outputs = [np.eye(3)[[0, 1, 1, 2, 0, 1, 0]]]
+    (found,) = describe_texts([text], positions, outputs, labels, scheme)
     assert [f"{entity.type} {entity.text}" for entity in found.entities] == entities
 
 
@@ -684,12 +684,11 @@ def test_a_long_run_of_format_characters_takes_linear_time():
 
 
 def test_entity_ends_before_a_format_character(tokenizer):
-    def predict(features):
-        return [np.eye(3)[[0, 0, 1, 2, 0, 0]] for _ in features]
-
     text = "the king\u200b ri\u00adver\u200b."
     labels = ["O", "B-PER", "I-PER"]
-    (found,) = tag_texts([text], None, tokenizer, 32, labels, None, predict)
+    _, positions = text_features([split_words(text)], None, tokenizer, 32)
+    outputs = [np.eye(3)[[0, 0, 1, 2, 0, 0]]]
+    (found,) = describe_texts([split_words(text)], positions, outputs, labels, None)
     assert [word.word for word in found.words] == ["the", "king", "ri\u00adver", "."]
     (entity,) = found.entities
     assert entity.text == text[entity.start : entity.end] == "king\u200b ri\u00adver"

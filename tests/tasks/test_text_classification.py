@@ -445,7 +445,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ({"train": "text,class\nthe,a\n"}, r"train\.csv, line 2: no column 'label'; found text"),
         (
             {"dev": "words,label\nthe,a\n"},
-            r"dev\.csv, line 2: no column 'text'; found.*--config\.data",
+            r"dev\.csv, line 2: no column 'text'; found.*name in text, text_pair",
         ),
         (
             {"dev": "text,lable\nthe,a\n"},
