@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.heads import Head
+from bert_jax.training.gradients import microbatch_at
 
 
 def add_vector_gradients(
@@ -39,13 +40,6 @@ def add_vector_gradients(
     vectors = jax.lax.fori_loop(0, num_microbatches, embed_at, vectors)
     loss, gradients = jax.value_and_grad(batch_loss)(vectors)
     return loss, microbatches | {"vector_gradients": gradients}
-
-
-def microbatch_at(microbatches: dict[str, jax.Array], index) -> dict[str, jax.Array]:
-    """Returns one of the `microbatches`, arrays with a leading axis of microbatches."""
-    return jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), microbatches
-    )
 
 
 def _batch_loss(head, temperature, vectors, microbatches, weight_sum):

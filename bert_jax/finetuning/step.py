@@ -20,11 +20,12 @@ from bert_jax.data.features import (
     steps_per_epoch,
     to_devices,
 )
-from bert_jax.finetuning.gradient_cache import add_vector_gradients, microbatch_at
+from bert_jax.finetuning.gradient_cache import add_vector_gradients
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, Outputs, label_weights
 from bert_jax.sharding.compiler_options import product_options
 from bert_jax.sharding.rules import stack_shardings
+from bert_jax.training.gradients import accumulate_gradients, split_into_microbatches
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TRIAL_AXES, TrainState, apply_gradients
 
@@ -53,15 +54,14 @@ def make_finetune_step(
     def shard_gradients(params, rows, num_microbatches, weight_sums, dropouts):
         """Returns the losses and gradients of the trials of one shard, summed over `data`."""
 
-        def trial_gradients(params, rows, weight_sum, dropout):
-            microbatches = jax.tree.map(
-                lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
-            )
-            return accumulate_gradients(
+        def gradients(params, rows, weight_sum, dropout):
+            max_microbatches = len(rows["tokens"]) // rows_per_shard
+            microbatches = split_into_microbatches(rows, max_microbatches)
+            return trial_gradients(
                 model, head, params, microbatches, num_microbatches, weight_sum, dropout
             )
 
-        sums = jax.vmap(trial_gradients)(params, rows, weight_sums, dropouts)
+        sums = jax.vmap(gradients)(params, rows, weight_sums, dropouts)
         return sums if mesh.shape["data"] == 1 else jax.lax.psum(sums, "data")
 
     def number_rows(rows):
@@ -105,7 +105,7 @@ def make_finetune_step(
     return update_step
 
 
-def accumulate_gradients(
+def trial_gradients(
     model: nn.Module,
     head: Head,
     params: dict,
@@ -125,29 +125,26 @@ def accumulate_gradients(
         return model.apply({"params": params}, rows, dropout=row_dropout)
 
     def loss_fn(params, rows):
-        if head.batch_loss:  # Has the gradients of that loss, not its value.
-            return jnp.sum(outputs(params, rows) * rows["vector_gradients"])
         losses = head.loss(outputs(params, rows), rows)
-        return jnp.sum(losses * label_weights(head, rows)) / weight_sum
+        return jnp.sum(losses * label_weights(head, rows)) / weight_sum, None
 
-    batch_loss = None
-    if head.batch_loss:
-        batch_loss, microbatches = add_vector_gradients(
-            head,
-            model.temperature,
-            functools.partial(outputs, params),
-            microbatches,
-            num_microbatches,
-            weight_sum,
-        )
+    def vector_loss(params, rows):
+        """Has the gradients of the loss of the whole batch, not its value."""
+        return jnp.sum(outputs(params, rows) * rows["vector_gradients"]), None
 
-    def add(index, total):
-        values = jax.value_and_grad(loss_fn)(params, microbatch_at(microbatches, index))
-        return jax.tree.map(jnp.add, total, values)
-
-    zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
-    loss, gradients = jax.lax.fori_loop(0, num_microbatches, add, zeros)
-    return loss if batch_loss is None else batch_loss, gradients
+    if not head.batch_loss:
+        (loss, _), gradients = accumulate_gradients(loss_fn, params, microbatches, num_microbatches)
+        return loss, gradients
+    loss, microbatches = add_vector_gradients(
+        head,
+        model.temperature,
+        functools.partial(outputs, params),
+        microbatches,
+        num_microbatches,
+        weight_sum,
+    )
+    _, gradients = accumulate_gradients(vector_loss, params, microbatches, num_microbatches)
+    return loss, gradients
 
 
 class Prediction(NamedTuple):

@@ -23,6 +23,7 @@ from bert_jax.sharding.compiler_options import (
 )
 from bert_jax.sharding.mesh import BATCH_SPEC
 from bert_jax.sharding.rules import data_axes
+from bert_jax.training.gradients import accumulate_gradients, split_into_microbatches
 from bert_jax.training.state import TrainState, apply_gradients
 
 
@@ -57,7 +58,7 @@ def make_pretrain_step(
     overlaps = overlap_collectives and can_overlap(model.config, shardings, num_microbatches)
     # Few models have more than one encoder: those say which.
     encoders = getattr(model, "encoders", {"encoder": model.config})
-    shard_gradients = functools.partial(accumulate_gradients, model, objective, num_microbatches)
+    shard_gradients = functools.partial(gradients_of_shard, model, objective, num_microbatches)
 
     def update_step(state, rows, frozen=None):
         batch = prepare_batch(objective, mesh, rows, mask_key)
@@ -101,7 +102,7 @@ def prepare_batch(objective: Objective, mesh: Mesh, rows: Batch, key: jax.Array)
     return batch | {"dropout_rows": jnp.arange(len(rows["tokens"]))}
 
 
-def accumulate_gradients(model, objective, num_microbatches, params, batch, counts, key, frozen):
+def gradients_of_shard(model, objective, num_microbatches, params, batch, counts, key, frozen):
     """Returns the contribution of one data-parallel shard: ((loss, sums), float32 gradients)."""
 
     def loss_fn(params, batch):
@@ -110,22 +111,8 @@ def accumulate_gradients(model, objective, num_microbatches, params, batch, coun
         losses = {name: sums[name][0] / counts[name] for name in counts}
         return objective.total_loss(losses), sums
 
-    def value_and_gradients(batch):
-        values, gradients = jax.value_and_grad(loss_fn, has_aux=True)(params, batch)
-        return values, jax.tree.map(lambda x: x.astype(jnp.float32), gradients)
-
-    if num_microbatches == 1:
-        return value_and_gradients(batch)
-    # Microbatch m takes every num_microbatches-th row, so that rows keep their `fsdp` shard.
-    microbatches = jax.tree.map(
-        lambda x: x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1), batch
-    )
-
-    def add(total, microbatch):
-        return jax.tree.map(jnp.add, total, value_and_gradients(microbatch)), None
-
-    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_gradients, batch))
-    return jax.lax.scan(add, zeros, microbatches)[0]
+    microbatches = split_into_microbatches(batch, num_microbatches)
+    return accumulate_gradients(loss_fn, params, microbatches, num_microbatches)
 
 
 def step_dropout(config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout | None:
