@@ -113,7 +113,7 @@ def read_weights(config: ConfigDict) -> LoadedModel:
     """Reads the weights to start from, and logs which tensors were found."""
     if not config.init_from:
         sources = "a workdir, a checkpoint, or a transformers or Google directory"
-        raise ValueError(f"no weights to start from: set --config.init_from=DIR, {sources}")
+        raise ValueError(f"no weights to start from: set config.init_from=DIR, {sources}")
     source = read_model(config.init_from)
     log_report(config.init_from, source.report)
     return source

@@ -338,12 +338,11 @@ def make_programs(groups: Sequence[Group], setups: dict[str, FinetuneSetup]) -> 
 
 @contextlib.contextmanager
 def naming(trial: Trial) -> Iterator[None]:
-    """Adds the name of a trial to errors of its configuration, whose fields are those of `base`."""
+    """Says in errors of a trial's configuration that it is `base`, and with which values."""
     try:
         yield
     except (ValueError, OSError) as error:
-        message = str(error).replace("--config.", "--config.base.")
-        raise ValueError(f"{trial.workdir.name}: {message}") from error
+        raise ValueError(f"config.base with {trial.workdir.name}: {error}") from error
 
 
 def prepare(
@@ -356,7 +355,7 @@ def prepare(
     """
     with naming(trial):
         if not trial.config.num_epochs or not trial.config.data.get("train", True):
-            fix = "set --config.data.train=FILE, and num_epochs above 0"
+            fix = "set config.data.train=FILE, and num_epochs above 0"
             raise ValueError(f"a sweep needs training data: {fix}")
         source = trial.config.init_from
         weights[source] = weights.get(source) or finetune.read_weights(trial.config)
@@ -370,7 +369,7 @@ def prepare(
         name = setup.task.metric.partition("/")[0]
         raise ValueError(
             f"configurations cannot be ranked: {setup.task.metric} needs examples with labels for "
-            f"{name}, as in --config.base.data.{name}=FILE"
+            f"{name}, as in config.base.data.{name}=FILE"
         )
     return setup
 

@@ -568,7 +568,7 @@ def test_tensors_read_from_the_weights_are_logged(given, caplog):
 
 
 WRONG = {
-    "no weights": ({"init_from": ""}, "no weights to start from: set --config.init_from=DIR"),
+    "no weights": ({"init_from": ""}, "no weights to start from: set config.init_from=DIR"),
     "weights nowhere": ({"init_from": "/nowhere"}, "/nowhere does not exist; expected a workdir"),
     "too long": ({"max_seq_length": 64}, "max_seq_length=64: expected at least 8 and at most 32"),
     "learning rate": ({"learning_rate": -1.0}, "learning_rate=-1"),

@@ -174,7 +174,7 @@ class FinetuneSetup:
         """Raises ValueError if settings of a trial are invalid."""
         if not self.num_steps(trial):
             raise ValueError(
-                f"--config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
+                f"config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
                 f"{self.steps_per_epoch}): set a larger num_epochs"
             )
         self.settings(trial)
@@ -309,7 +309,7 @@ def setup_finetuning(
         for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):
             if config[name] != expected:
                 raise ValueError(
-                    f"--config.{name}={config[name]}: expected {expected}, as the layers of this "
+                    f"config.{name}={config[name]}: expected {expected}, as the layers of this "
                     "model share their parameters"
                 )
     saved_head = settings.get("head")
@@ -321,7 +321,7 @@ def setup_finetuning(
     if lstm_size:
         if task.head.module or "lstm_size" not in task.head.options:
             name = task.head.name
-            raise ValueError(f"--config.model.lstm_size={lstm_size}: expected 0 for task {name}")
+            raise ValueError(f"config.model.lstm_size={lstm_size}: expected 0 for task {name}")
         head_settings["lstm_size"] = lstm_size
     pretrained = initial_params(params, saved_head, head_settings, config.new_head)
     if "head" in pretrained:
@@ -380,7 +380,7 @@ def setup_finetuning(
     )
     if trained and config.max_seq_length > trained:
         logging.warning(
-            "--config.max_seq_length=%d, but %s was trained on at most %d tokens: only "
+            "config.max_seq_length=%d, but %s was trained on at most %d tokens: only "
             "fine-tuning trains the positions after them. Expect better scores with "
             "max_seq_length=%d",
             config.max_seq_length,
@@ -427,7 +427,7 @@ def read_task(
     try:
         module = import_part("bert_jax.tasks", config.task, "get_task")
     except ValueError as error:
-        raise ValueError(f"--config.task={config.task}: {error}") from None
+        raise ValueError(f"config.task={config.task}: {error}") from None
     task, order = module.get_task(config, tokenizer), list(labels_of_run)
     if not order and saved_head and saved_head["task"] == task.head.name and not config.new_head:
         order = list(saved_head["labels"])
@@ -464,13 +464,13 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     if not is_valid or len(weights) != len(classes):
         valid = f"a positive number for each class ({', '.join(classes)}), or balanced"
         raise ValueError(
-            f"--config.class_weights={','.join(map(str, given))}: expected "
+            f"config.class_weights={','.join(map(str, given))}: expected "
             f"{valid if classes else 'none, as this task has no classes'}"
         )
     for label, weight, count in zip(classes, weights, counts, strict=True):
         if not count and weight != 1:
             raise ValueError(
-                f"--config.class_weights={','.join(map(str, given))}: {label!r} has the weight "
+                f"config.class_weights={','.join(map(str, given))}: {label!r} has the weight "
                 f"{weight:g}, but no examples in train: give it the weight 1, or remove the class"
             )
     warn_of_large_weights(classes, weights, counts)
@@ -496,7 +496,7 @@ def warn_of_large_weights(
         "class_weights: %r (%d of %d labels in train) has %.3g times the weight of %r (%d), so it "
         "is predicted at any probability above %.2g: more of its examples are found, but up to "
         "%.0f %% of its predictions may be wrong. Compare precision in predictions/*_classes.tsv "
-        "with a run without weights, or with their square roots: --config.class_weights=%s",
+        "with a run without weights, or with their square roots: config.class_weights=%s",
         classes[rare],
         counts[rare],
         counts.sum(),
@@ -512,9 +512,9 @@ def warn_of_large_weights(
 def check_trains(config: ConfigDict) -> None:
     """Raises ValueError for a configuration with nothing to train with, or no epochs."""
     if not config.data.get("train", True):
-        raise ValueError(f"no training data: set --config.data.train=FILE; {TO_PREDICT}")
+        raise ValueError(f"no training data: set config.data.train=FILE; {TO_PREDICT}")
     if not config.num_epochs:
-        raise ValueError(f"--config.num_epochs=0: expected more; {TO_PREDICT}")
+        raise ValueError(f"config.num_epochs=0: expected more; {TO_PREDICT}")
 
 
 def check_numbers(config: ConfigDict) -> None:

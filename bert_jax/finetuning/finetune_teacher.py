@@ -37,7 +37,7 @@ def with_teacher(setup: FinetuneSetup) -> FinetuneSetup:
         return setup
     if task.head.name not in SOFT_LOSSES:
         raise ValueError(
-            f"--config.teacher={config.teacher}: expected none, as there are no soft targets for "
+            f"config.teacher={config.teacher}: expected none, as there are no soft targets for "
             f"{task.head.name}, only for {', '.join(SOFT_LOSSES)}"
         )
     teacher = read_teacher(config, task)
@@ -107,15 +107,15 @@ def check_head(config: ConfigDict, task: Task, head: dict | None) -> None:
     if not head or head["task"] != name:
         has = f"a head for {head['task']}" if head else "no head"
         raise ValueError(
-            f"--config.teacher={config.teacher} has {has}, and this task needs one for {name}: "
+            f"config.teacher={config.teacher} has {has}, and this task needs one for {name}: "
             "expected a model that was fine-tuned for it"
         )
     # The label of a regression is only a name.
     if list(head["labels"]) != list(task.labels) and name != "regression":
         labels, expected = ",".join(head["labels"]), ",".join(task.labels)
         raise ValueError(
-            f"--config.teacher={config.teacher} has the labels {labels}, and the task {expected}: "
-            "expected the same in the same order; where the task has --config.data.labels, it sets "
+            f"config.teacher={config.teacher} has the labels {labels}, and the task {expected}: "
+            "expected the same in the same order; where the task has config.data.labels, it sets "
             "the order"
         )
 
@@ -130,7 +130,7 @@ def check_same_tokens(
     )
     if not is_same:
         raise ValueError(
-            f"--config.teacher={config.teacher} tokenizes the training examples differently, and "
+            f"config.teacher={config.teacher} tokenizes the training examples differently, and "
             "this task has an output for each token: expected the student's vocabulary, and the "
             "same max_seq_length and fields of config.data"
         )

@@ -34,7 +34,7 @@ def initial_params(
     check_same_head({"lstm_size": 0} | saved_head, {"lstm_size": 0} | task_head)
     if "scheme" in task_head and "scheme" not in saved_head:
         scheme = task_head["scheme"]
-        logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
+        logging.warning("The head has no tagging scheme: assuming config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
     return {name: params[name] for name in ("head", "lstm") if name in params} | {
         "encoder": encoder
@@ -50,7 +50,7 @@ def check_modules(head: Mapping) -> None:
         name = names[0]
         raise ValueError(
             f"the weights have a head with {name}={head[name]}, which only bert_jax.load applies: "
-            "set --config.new_head=True to use the encoder alone"
+            "set config.new_head=True to use the encoder alone"
         )
 
 
@@ -69,5 +69,5 @@ def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:
                 saved, new = ",".join(saved), ",".join(new)
             raise ValueError(
                 f"the weights have a head with {name}={saved}, and the task has {new}: set "
-                f"--config.new_head=True for a new head, or --config.{flag}={saved}"
+                f"config.new_head=True for a new head, or config.{flag}={saved}"
             )

@@ -17,7 +17,7 @@ CONFIG_FILES = {
 }
 
 
-def check_required_fields(config: ConfigDict, prefix: str = "--config.") -> None:
+def check_required_fields(config: ConfigDict, prefix: str = "config.") -> None:
     """Raises ValueError if `config` lacks a field, instead of a default that would hide a typo.
 
     A task of one's own has its own fields in `data`, and in `model` only `lstm_size` is required:

@@ -86,9 +86,7 @@ class Stack:
         names = self._saved_names
         if len(names) % (size := setup.mesh.shape["trial"]):
             expected = f"expected a size that divides the {len(names)} saved trials in"
-            raise ValueError(
-                f"--config.mesh.trial={size}: {expected} {self._directory}/checkpoints"
-            )
+            raise ValueError(f"config.mesh.trial={size}: {expected} {self._directory}/checkpoints")
         keys = jax.random.split(jax.random.key(0), len(names))
         shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
         self._positions = [names.index(trial_name(run.trial, self._directory)) for run in self.runs]

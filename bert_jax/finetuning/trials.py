@@ -244,15 +244,15 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
     """
     # Several seeds have their common training state in `workdir`, but a config.json each.
     if count > 1 and (workdir / "config.json").exists() and _holds_run(workdir):
-        raise ValueError(f"{workdir} holds a run of one seed: use another --workdir for several")
+        raise ValueError(f"{workdir} holds a run of one seed: use another workdir for several")
     wanted = range(first, first + count)
     seeds = sorted(int(path.name[5:]) for path in workdir.glob("seed_[0-9]*") if _holds_run(path))
     if seeds and (count == 1 or not set(seeds) <= set(wanted)):
         low, high = min(*seeds, *wanted), max(*seeds, *wanted)
         raise ValueError(
             f"{workdir} holds runs of the seeds {', '.join(map(str, seeds))}: use another "
-            f"--workdir, or resume these with --config.seed={low} "
-            f"--config.num_seeds={max(high - low + 1, 2)}"
+            f"workdir, or resume these with config.seed={low} and "
+            f"config.num_seeds={max(high - low + 1, 2)}"
         )
     return {seed: workdir / f"seed_{seed}" if count > 1 else workdir for seed in wanted}
 

@@ -89,7 +89,7 @@ def find_objective(name: str) -> type[Objective]:
     try:
         return import_part("bert_jax.objectives", name, "Objective").Objective
     except ValueError as error:
-        raise ValueError(f"--config.objective={name}: {error}") from None
+        raise ValueError(f"config.objective={name}: {error}") from None
 
 
 def learns_from_teacher(objective: type[Objective]) -> bool:

@@ -145,8 +145,7 @@ class Distillation:
         settings = config.distillation
         if config.next_sentence:
             raise ValueError(
-                "--config.next_sentence=True: distillation has no sentence-pair loss, "
-                "set it to False"
+                "config.next_sentence=True: distillation has no sentence-pair loss, set it to False"
             )
         if not any(settings.weights.values()):
             names = ", ".join(settings.weights)
@@ -178,7 +177,7 @@ class Distillation:
         if self.weights["soft"] and "mlm" not in settings["modules"]:
             raise ValueError(
                 "config.distillation.teacher has no head for masked tokens, which the loss 'soft' "
-                "needs: set --config.distillation.weights.soft=0, or choose a teacher with it"
+                "needs: set config.distillation.weights.soft=0, or choose a teacher with it"
             )
         return dataclasses.replace(self, teacher=teacher)
 
@@ -193,7 +192,7 @@ class Distillation:
         if self.teacher is None:
             raise ValueError(
                 "objective is distillation, and there is no teacher: set "
-                "--config.distillation.teacher=DIR, a model with the vocabulary of the corpus"
+                "config.distillation.teacher=DIR, a model with the vocabulary of the corpus"
             )
         self._check_student(config)
         if self.losses & OF_LAYERS and execution.kernels in ("auto", "tpu"):
@@ -238,7 +237,7 @@ class Distillation:
             if ours != theirs:
                 raise ValueError(
                     f"model.{name} is {ours}, and the teacher's is {theirs}: with {field} they "
-                    f"must be the same; set --config.model.{name}={theirs}"
+                    f"must be the same; set config.model.{name}={theirs}"
                 )
 
     def initial_params(self, teacher_params: Mapping, modules: Mapping) -> dict:
@@ -345,7 +344,7 @@ def teacher_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -
 
     Raises ValueError if they do not fit.
     """
-    field = "--config.distillation.layers"
+    field = "config.distillation.layers"
     if not layers and num_teacher % num_layers:
         raise ValueError(
             f"the teacher's {num_teacher} layers are no multiple of the student's {num_layers}: "

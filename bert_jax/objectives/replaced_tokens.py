@@ -68,7 +68,7 @@ class GeneratorSettings:
         fraction = self.hidden_fraction
         if not 0 < fraction <= 1:
             raise ValueError(
-                f"--config.generator.hidden_fraction={fraction}: expected more than 0 and at most "
+                f"config.generator.hidden_fraction={fraction}: expected more than 0 and at most "
                 "1, as a generator is no wider than the discriminator whose embeddings it reads"
             )
         hidden_size = round(discriminator.hidden_size * fraction)
@@ -87,7 +87,7 @@ class GeneratorSettings:
             )
         except ValueError as error:
             raise ValueError(
-                f"--config.generator.hidden_fraction={fraction} and num_layers={num_layers} give "
+                f"config.generator.hidden_fraction={fraction} and num_layers={num_layers} give "
                 f"no generator for a discriminator of hidden size {discriminator.hidden_size} with "
                 f"{discriminator.num_heads} heads: {error}"
             ) from None
@@ -201,13 +201,13 @@ class ReplacedTokens:
         """Builds the objective of a phase. Raises ValueError if the config is not ELECTRA's."""
         if "generator" not in config:
             raise ValueError(
-                "--config.objective=replaced_tokens needs the fields of config.generator, which "
+                "config.objective=replaced_tokens needs the fields of config.generator, which "
                 "this configuration lacks: start from configs/pretrain/electra_small.py"
             )
         if config.next_sentence:
             raise ValueError(
-                "--config.objective=replaced_tokens has no loss for pairs: set "
-                "--config.next_sentence=False"
+                "config.objective=replaced_tokens has no loss for pairs: set "
+                "config.next_sentence=False"
             )
         masking = MaskedLm.from_config(config, tokenizer, max_predictions).masking
         return cls(masking, GeneratorSettings(**config.generator))

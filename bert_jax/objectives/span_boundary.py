@@ -130,13 +130,13 @@ class SpanBoundary:
         """Builds the objective of a phase. Raises ValueError for pairs or an invalid masking."""
         if config.next_sentence:
             raise ValueError(
-                "--config.objective=span_boundary trains on single segments, without sentence "
-                "pairs: set --config.next_sentence=False"
+                "config.objective=span_boundary trains on single segments, without sentence "
+                "pairs: set config.next_sentence=False"
             )
         if config.masking.unit == "token":
             raise ValueError(
-                "--config.objective=span_boundary predicts spans, but masking.unit is 'token': set "
-                "--config.masking.unit=span (or whole_word, ngram)"
+                "config.objective=span_boundary predicts spans, but masking.unit is 'token': set "
+                "config.masking.unit=span (or whole_word, ngram)"
             )
         return cls(MaskedLm.from_config(config, tokenizer, max_predictions).masking)
 

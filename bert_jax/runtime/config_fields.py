@@ -91,11 +91,11 @@ def _comments(file: str) -> dict[int, tuple[str, bool]]:
 
 
 def check_fields(
-    config: ConfigDict, expected: ConfigDict, file: str, prefix: str = "--config."
+    config: ConfigDict, expected: ConfigDict, file: str, prefix: str = "config."
 ) -> None:
     """Raises ValueError if `config` lacks fields of `expected`, the configuration of `file`.
 
-    `prefix` begins the names of the flags that set fields of `config`.
+    `prefix` begins the names of fields of `config`.
     """
     missing = list(_missing_fields(config, expected, prefix))
     if not missing:

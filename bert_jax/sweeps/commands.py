@@ -19,7 +19,7 @@ def read_config(path: str) -> ConfigDict:
         values(argv)
     except (flags.Error, OSError) as error:
         raise ValueError(
-            f"--config.base_config={path}: {error}. Expected the --config of bert_jax.finetune, "
+            f"config.base_config={path}: {error}. Expected the --config of bert_jax.finetune, "
             "such as configs/finetune/glue.py:mrpc"
         ) from error
     return values.config

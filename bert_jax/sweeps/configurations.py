@@ -90,7 +90,7 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
                 f"{location}: there is no such field in `base`; did you mean {nearest}?"
             )
         if name in ("seed", "num_seeds"):
-            fix = "--config.base.seed sets the first one, --config.num_seeds their number"
+            fix = "config.base.seed sets the first one, config.num_seeds their number"
             raise ValueError(f"{location}={value}: seeds cannot be varied here; {fix}")
         *parents, field = name.split(".")
         node = config

@@ -81,13 +81,13 @@ def check_memory(programs: Sequence[Program]) -> None:
 
 def too_many_trials(program: Program, count: int) -> ValueError:
     """Returns the error for a program of which only `count` trials fit into memory."""
-    advice = f"about {count} fit: set --config.max_stacked_trials={count}, or a smaller"
+    advice = f"about {count} fit: set config.max_stacked_trials={count}, or a smaller"
     if not count:
         advice = "not even one fits: set a smaller"
     return ValueError(
         f"not enough memory for program {program.name}, with "
         f"{plural(len(program.trials), 'trial')}: "
-        f"{advice} --config.base.per_device_batch_size"
+        f"{advice} config.base.per_device_batch_size"
     )
 
 

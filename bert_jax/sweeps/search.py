@@ -121,7 +121,7 @@ def version() -> str:
 def check_search(config: ConfigDict) -> None:
     """Validates the fields of a search. Raises ValueError, or ImportError without Optuna."""
     if not importlib.util.find_spec("optuna"):
-        raise ImportError("--config.search needs Optuna: pip install 'bert_jax[optuna]'")
+        raise ImportError("config.search needs Optuna: pip install 'bert_jax[optuna]'")
     for name, spec in flatten(config.search).items():
         kind, *limits = spec if isinstance(spec, tuple | list) and spec else [None]
         is_number = [isinstance(limit, int | float) for limit in limits]
@@ -129,16 +129,16 @@ def check_search(config: ConfigDict) -> None:
         is_valid = bool(limits) if kind == "choice" else is_range and kind in KINDS
         if not is_valid or (kind == "log_uniform" and limits[0] <= 0):
             raise ValueError(
-                f"--config.search.{name}={spec!r}: expected ('uniform', LOW, HIGH), "
+                f"config.search.{name}={spec!r}: expected ('uniform', LOW, HIGH), "
                 "('log_uniform', LOW, HIGH) with LOW > 0, ('integer', LOW, HIGH) or "
                 "('choice', VALUE, ...)"
             )
     for name in ("num_trials", "trials_per_round"):
         if config[name] < 1:
-            raise ValueError(f"--config.{name}={config[name]}: expected at least 1")
+            raise ValueError(f"config.{name}={config[name]}: expected at least 1")
     epochs = config.halving
     if list(epochs) != sorted(set(epochs)) or (epochs and epochs[0] <= 0):
-        raise ValueError(f"--config.halving={epochs}: expected increasing numbers of epochs")
+        raise ValueError(f"config.halving={epochs}: expected increasing numbers of epochs")
     if not config.search or ("num_epochs" in config.search and epochs):
-        reason = "is empty" if not config.search else "has num_epochs, which --config.halving sets"
-        raise ValueError(f"--config.search {reason}: set distributions of other fields")
+        reason = "is empty" if not config.search else "has num_epochs, which config.halving sets"
+        raise ValueError(f"config.search {reason}: set distributions of other fields")

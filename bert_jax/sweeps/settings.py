@@ -47,9 +47,9 @@ def complete(config: ConfigDict) -> ConfigDict:
     defaults = DEFAULTS | (SEARCH_DEFAULTS if "search" in config else GRID_DEFAULTS)
     for name in sorted(given - defaults.keys() - {"search"}):
         if name in GRID_DEFAULTS:
-            raise ValueError(f"--config.{name}: a sweep has either a grid or a search: remove one")
+            raise ValueError(f"config.{name}: a sweep has either a grid or a search: remove one")
         nearest = difflib.get_close_matches(name, defaults, 1, cutoff=0)[0]
-        raise ValueError(f"--config.{name}: a sweep has no such field; did you mean {nearest}?")
+        raise ValueError(f"config.{name}: a sweep has no such field; did you mean {nearest}?")
     if not isinstance(config.get("base"), ConfigDict):
         fix = 'set config.base = paper.finetuning("text_classification"), as in'
         raise ValueError(f"the sweep has no `base`: {fix} configs/sweeps/paper.py")
@@ -61,20 +61,20 @@ def complete(config: ConfigDict) -> ConfigDict:
             completed[name] = tuple(completed[name])
     for name, (field_type, expected) in TYPES.items():
         if name in completed and not isinstance(completed[name], field_type):
-            raise ValueError(f"--config.{name}={completed[name]!r}: expected {expected}")
+            raise ValueError(f"config.{name}={completed[name]!r}: expected {expected}")
     check_sweep(completed)
     return completed.lock()
 
 
 def check_sweep(config: ConfigDict) -> None:
     """Validates the fields of a complete configuration. Raises ValueError."""
-    check_required_fields(config.base, "--config.base.")
+    check_required_fields(config.base, "config.base.")
     if config.base.num_seeds != 1:
         count = config.base.num_seeds
-        raise ValueError(f"--config.base.num_seeds={count}: expected 1; set --config.num_seeds")
+        raise ValueError(f"config.base.num_seeds={count}: expected 1; set config.num_seeds")
     for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0), ("keep_trials", 0)):
         if config[name] < minimum:
-            raise ValueError(f"--config.{name}={config[name]}: expected at least {minimum}")
+            raise ValueError(f"config.{name}={config[name]}: expected at least {minimum}")
     if config.base_config:
         read_config(config.base_config)
     if "search" in config:
@@ -83,13 +83,13 @@ def check_sweep(config: ConfigDict) -> None:
     grid = flatten(config.grid)
     if not grid and not config.trials:
         fix = "set the values of one or more fields, such as batch_size=(16,), or `trials`"
-        raise ValueError(f"--config.grid is empty: {fix}")
+        raise ValueError(f"config.grid is empty: {fix}")
     for name, values in grid.items():
         if not isinstance(values, tuple | list) or not values:
-            fix = f"to keep one value, set --config.base.{name}"
-            raise ValueError(f"--config.grid.{name}={values!r}: expected one or more values; {fix}")
+            fix = f"to keep one value, set config.base.{name}"
+            raise ValueError(f"config.grid.{name}={values!r}: expected one or more values; {fix}")
         if twice := [value for n, value in enumerate(values) if value in values[:n]]:
-            raise ValueError(f"--config.grid.{name}={values!r}: {twice[0]!r} is given twice")
+            raise ValueError(f"config.grid.{name}={values!r}: {twice[0]!r} is given twice")
     for index, values in enumerate(config.trials):
         if not isinstance(values, dict):
             raise ValueError(f"trials[{index}]={values!r}: expected a dict of fields and values")
@@ -114,13 +114,13 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
     lacks, or if other workers run programs that `config` changes.
     """
     if ":/" in str(workdir):
-        raise ValueError(f"--workdir={workdir}: mount the bucket, and use a path below the mount")
+        raise ValueError(f"workdir {workdir}: mount the bucket, and use a path below the mount")
     if workdir.is_file():
-        raise ValueError(f"--workdir={workdir} is a file: expected a directory")
+        raise ValueError(f"workdir {workdir} is a file: expected a directory")
     path = workdir / "sweep.json"
     if not path.exists():
         for run in (*workdir.glob("config.json"), *workdir.glob("seed_*/config.json")):
-            raise ValueError(f"--workdir={workdir} holds a run ({run}), not a sweep: use another")
+            raise ValueError(f"workdir {workdir} holds a run ({run}), not a sweep: use another")
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
     saved, settings = as_saved(DEFAULTS | content["config"]), as_saved(settings_of(config))
@@ -140,7 +140,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
     for program in content["programs"] if changed else ():
         if worker := claims.holder(workdir / "programs" / program, {}):
             raise ValueError(
-                f"--config.{changed[0]}={settings.get(changed[0])}: {worker} is running program "
+                f"config.{changed[0]}={settings.get(changed[0])}: {worker} is running program "
                 f"{program} of this sweep with {saved.get(changed[0])}: wait for this worker to "
                 f"finish, or stop it. If it died on another machine, remove "
                 f"{workdir / 'programs' / program / 'claims'}"
@@ -148,7 +148,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
     if "search" in config:
         if (count := config.num_trials) < saved["num_trials"]:
             raise ValueError(
-                f"--config.num_trials={count}, but {saved['num_trials']} in {path}: a search can "
+                f"config.num_trials={count}, but {saved['num_trials']} in {path}: a search can "
                 "be extended, and nothing can be removed from it"
             )
         return {}
@@ -186,6 +186,6 @@ def renamed_trials(
         raise ValueError(
             f"{path} has the trial {missing[0]}{more}, which the grid, `trials` and num_seeds no "
             "longer include: a sweep can grow, and does not shrink. Give the old values as well, "
-            "or use another --workdir"
+            "or use another workdir"
         )
     return {workdir: new[key] for key, workdir in old.items() if workdir != new[key]}

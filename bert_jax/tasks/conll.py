@@ -89,7 +89,7 @@ def iterate_sentences(
             yield line, [] if line.startswith(_DOCUMENT) else _split_columns(line)
 
     if pathlib.Path(path).suffix in (".conllu", ".conllup") and word_column == 0:
-        fix = "set --config.data.word_column=1 (and tag_column=3 for its parts of speech)"
+        fix = "set word_column=1 (and tag_column=3 for its parts of speech)"
         raise ValueError(f"{path}: the first column of CoNLL-U numbers the words: {fix}")
     # "#" may be a word; a comment has other columns than the first line that cannot be one.
     first = None
@@ -106,7 +106,7 @@ def iterate_sentences(
         if not -num_columns <= column < num_columns:
             raise ValueError(
                 f"{path}, line {first + 1}: no column {column} (number of columns: {num_columns}): "
-                "set --config.data.word_column and tag_column, or fix the file"
+                "set word_column and tag_column, or fix the file"
             )
     has_marks = any(row and row[0].startswith("#") for _, row in read_rows())
     seen, assignments = set(known_tags), set()
@@ -271,7 +271,7 @@ def _iterate_json_lines(
         if not keys and may_be_tags[key] and count == num_sentences:
             raise ValueError(
                 f"{location}: no 'tags', but {key!r} has a value for each of the 'tokens': set "
-                f"--config.data.tags={key} if these are the tags, or remove it"
+                f"tags={key} if these are the tags, or remove it"
             )
     if found := sorted(keys - {"tags", tags_key}):
         logging.info("%s: the tags are read from %s", path, ", ".join(map(repr, found)))
@@ -291,7 +291,7 @@ def _find_tags_key(values: Mapping, location: str) -> str:
         return "tags"
     if len(found) > 1:
         listed = ", ".join(map(repr, found))
-        fix = f"choose one, such as --config.data.tags={found[-1]}"
+        fix = f"choose one, such as tags={found[-1]}"
         raise ValueError(f"{location}: there are several kinds of tags, {listed}: {fix}")
     return found[0]
 
@@ -304,7 +304,7 @@ def _named_tags(tags: Sequence[int], names: Sequence[str], what: str) -> list[st
     for tag in tags:
         if not 0 <= tag < len(names):
             problem = f"there are only {len(names)} names of tags, from 0: {', '.join(names)}"
-            raise ValueError(f"{what} has {tag}, but {problem}: name all in --config.data.labels")
+            raise ValueError(f"{what} has {tag}, but {problem}: name all in config.data.labels")
     return [names[tag] for tag in tags]
 
 
@@ -356,7 +356,7 @@ def find_scheme(
         others = [f"{len(illegal[name])} not {name.upper()}" for name in illegal if name != scheme]
         raise ValueError(
             f"{found}, {', '.join(others)}: use one scheme in the whole file, or set "
-            "--config.data.repair_tags=True to read them as conlleval does, where a stray I- "
+            "config.data.repair_tags=True to read them as conlleval does, where a stray I- "
             "begins an entity"
         )
     logging.warning("%s; repaired, as conlleval reads them", found)

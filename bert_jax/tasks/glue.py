@@ -204,7 +204,7 @@ def find_dataset(data: ConfigDict) -> tuple[GlueDataset, bool]:
     is_tfds = bool(re.fullmatch(rf"tfds:(.+:)?glue/{data.name}([:/].+)?", data.directory))
     if not data.directory or (data.directory.startswith("tfds:") and not is_tfds):
         expected = f"tfds:glue/{data.name}, or the directory of the GLUE download"
-        raise ValueError(f"--config.data.directory={data.directory}: expected {expected}")
+        raise ValueError(f"config.data.directory={data.directory}: expected {expected}")
     return DATASETS[data.name], is_tfds
 
 
@@ -214,7 +214,7 @@ def choose_labels(config: ConfigDict, dataset: GlueDataset) -> tuple[str, ...]:
     labels = labels_from_config(config) or expected
     if set(labels) != set(expected):
         order = f"expected {', '.join(expected)}, in any order"
-        origin = "in --config.data.labels, or of the head in the weights"
+        origin = "in config.data.labels, or of the head in the weights"
         raise ValueError(f"the labels {origin}, are {', '.join(labels)}: {order}")
     return labels
 

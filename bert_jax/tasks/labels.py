@@ -39,7 +39,7 @@ def find_labels(records: Sequence[Record], column: str, labels: tuple[str, ...])
 
     A class of equal numbers has the name of its shortest spelling, where 1.0 is written as 1.
     """
-    source = "--config.data.labels"
+    source = "config.data.labels"
     if records and not labels:
         source = f"{records[0].location.rpartition(', ')[0]}, column {column!r}"
         texts = sorted({record.columns[column] for record in records})

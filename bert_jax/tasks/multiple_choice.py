@@ -61,7 +61,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     directory = config.data.directory
     if not directory:
         files = "the directory of train.csv and val.csv, or a prepared TFDS set"
-        raise ValueError(f"set --config.data.directory=DIR or tfds:NAME, {files}")
+        raise ValueError(f"set config.data.directory=DIR or tfds:NAME, {files}")
     is_tfds, folder = directory.startswith("tfds:"), pathlib.Path(directory)
     files, notes = {}, {}
 

@@ -135,9 +135,9 @@ def _check_config(config: ConfigDict) -> None:
     """Raises ValueError if a field of the task is invalid."""
     data, pooling = config.data, config.similarity.pooling
     if data.role not in ROLES:
-        raise ValueError(f"--config.data.role={data.role}: expected {' or '.join(ROLES)}")
+        raise ValueError(f"config.data.role={data.role}: expected {' or '.join(ROLES)}")
     if pooling not in POOLINGS:
-        raise ValueError(f"--config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
+        raise ValueError(f"config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
     is_bi_encoder = data.role == "bi_encoder"
     # The cross-encoder learns to choose among passages.
     min_negatives = 1 if data.train and not is_bi_encoder else 0
@@ -172,7 +172,7 @@ def _read_splits(
     if config.data.num_negatives is None and with_negatives:
         fewest = min(len(line.negatives) for line in train)
         raise ValueError(
-            f"{with_negatives[0].location}: it has 'negatives', but --config.data.num_negatives is "
+            f"{with_negatives[0].location}: it has 'negatives', but config.data.num_negatives is "
             "not set: set it to 0 to train without them, or to the number to train with per line "
             f"(each has at least {fewest})"
         )
@@ -223,7 +223,7 @@ def _train_features(
         room = inputs.room(line.text)
         negatives, left_out = choose_negatives(line, right, passages, num_negatives, room)
         if len(negatives) < num_negatives:
-            flag = f"--config.data.num_negatives={num_negatives}"
+            flag = f"config.data.num_negatives={num_negatives}"
             why = f", without {left_out} that answer the query" if left_out else ""
             found = f"fewer negatives ({len(negatives)}{why}) than {flag}"
             raise ValueError(f"{line.location}: {found}: set it lower, or add negatives")
@@ -345,7 +345,7 @@ def make_split(
         notes[f"{name} positives that the first stage missed"] = missed
     for ranking in rankings:
         if not ranking.passages:
-            fix = "'negatives', or for a bi_encoder set --config.data.passages"
+            fix = "'negatives', or for a bi_encoder set config.data.passages"
             location = lines[ranking.lines[0]].location
             raise ValueError(f"{location}: no passages to rank: add {fix}")
     features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
@@ -507,11 +507,11 @@ class SearchPredictor:
         self._names = path.with_suffix(IDS_SUFFIX)
         if path.suffix != ".npy" or not path.is_file() or not self._names.is_file():
             raise ValueError(
-                f"--passages={path}: expected NAME.npy with NAME{IDS_SUFFIX} beside it, as "
-                "bert_jax.predict with this model writes them for --input=PASSAGES.jsonl"
+                f"passages={path}: expected NAME.npy with NAME{IDS_SUFFIX} beside it, as "
+                "bert_jax.predict with this model writes them for a file of passages"
             )
         if options["top_k"] < TOP:
-            raise ValueError(f"--top_k={options['top_k']}: expected at least {TOP}")
+            raise ValueError(f"top_k={options['top_k']}: expected at least {TOP}")
         self.writers = {".txt": write_run, ".run": write_run, ".jsonl": write_json_blocks}
         self.notes: dict[str, int] = collections.Counter()
         self._trained, self._top_k = trained, options["top_k"]

@@ -55,7 +55,7 @@ def files_from_config(data: ConfigDict) -> dict[str, str]:
             raise TypeError(f"data.{name} is a {type(data[name]).__name__}: {EXPECTED_FILE}")
     files = {name: data[name] for name in names if data[name]}
     if not files:
-        raise ValueError("no examples: set --config.data.train=FILE to train")
+        raise ValueError("no examples: set config.data.train=FILE to train")
     return {name: with_split(source, name) for name, source in files.items()}
 
 
@@ -147,7 +147,7 @@ def _record_of_json(
         if kind and (column != label or labels is None):
             message = f"{column!r} is a {kind}, expected text or a number"
             if column == label:
-                message += "; if it holds labels, set --config.data.label_separator"
+                message += "; to train on several labels, set config.data.label_separator"
             raise ValueError(f"{location}: {message}")
     texts = {column: _text_of_json(value) for column, value in values.items()}
     return Record(texts, location, labels=labels)

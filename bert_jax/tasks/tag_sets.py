@@ -24,11 +24,11 @@ def check_labels(labels: Sequence[str], scheme: str) -> None:
     if are_plain(labels) != (scheme == "io"):
         kind, fix = ("plain tags", "io") if scheme != "io" else ("tags with prefixes", "iob2")
         fix += ", or none if they mark no entities"
-        raise ValueError(f"{', '.join(labels)} are {kind}: set --config.data.scheme={fix}")
+        raise ValueError(f"{', '.join(labels)} are {kind}: set config.data.scheme={fix}")
     found = scheme_of_labels(labels)
     if found in ("bioes", "bilou") and scheme != found:
         names = ", ".join(labels)
-        raise ValueError(f"{names} are {found.upper()} tags: set --config.data.scheme={found}")
+        raise ValueError(f"{names} are {found.upper()} tags: set config.data.scheme={found}")
 
 
 def convert_sentences(
@@ -42,13 +42,13 @@ def convert_sentences(
     if original == "io" and all(tag.isdigit() for sentence in sentences for tag in sentence.tags):
         raise ValueError(
             f"{path}: the tags are numbers without names: list the names in their order, such as "
-            "--config.data.labels=O,B-PER,I-PER, or set scheme=none to predict the numbers"
+            "config.data.labels=O,B-PER,I-PER, or set scheme=none to predict the numbers"
         )
     if original == "io" and scheme != "io":
         tags = sorted({tag for sentence in sentences for tag in sentence.tags})
         raise ValueError(
             f"{path}: the tags {_listed(tags)} have no prefixes, such as B- and I-: set "
-            "--config.data.scheme=io if a run of equal tags is an entity, or scheme=none if tags, "
+            "config.data.scheme=io if a run of equal tags is an entity, or scheme=none if tags, "
             "such as parts of speech, mark no entities"
         )
     find = find_runs if original == "io" else find_entities
@@ -95,5 +95,5 @@ def check_tags(
                 trained = "" if trained == tag else f", trained as {trained!r},"
                 raise ValueError(
                     f"{path}, line {line}: tag {tag!r}{trained} is not one of the labels "
-                    f"{', '.join(labels)}: fix it, or list all tags in --config.data.labels"
+                    f"{', '.join(labels)}: fix it, or list all tags in config.data.labels"
                 )

@@ -86,10 +86,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         settings |= {"features": config.features, "lstm_size": config.lstm_size}
     if data.scheme not in (*SCHEMES, "none"):
         expected = f"{', '.join(SCHEMES)} to train, or none for tags that mark no entities"
-        raise ValueError(f"--config.data.scheme={data.scheme}: expected {expected}")
+        raise ValueError(f"config.data.scheme={data.scheme}: expected {expected}")
     check_labels(labels, data.scheme)
     if data.repair_tags and data.scheme == "none":
-        raise ValueError("set --config.data.repair_tags=False: with scheme=none all tags are legal")
+        raise ValueError("set config.data.repair_tags=False: with scheme=none all tags are legal")
     notes: dict[str, int] = {}
     names = labels  # Of tags that are numbers: only given ones, as we order those found in files.
     train, splits, columns = [], [], 2

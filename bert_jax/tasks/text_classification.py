@@ -89,7 +89,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if not data.labels and has_fractions(labels):
         logging.warning(
             "the labels are %d different numbers, and each is a class: to predict a number, set "
-            "--config.data.regression=True",
+            "config.data.regression=True",
             len(labels),
         )
     metric = choose_metric(selecting_metrics(head, labels), data.metric)
@@ -168,7 +168,7 @@ def read_split(
     data, head, separator = config.data, get_head(config), config.data.label_separator
     records = tables.with_ids(records, data.id)
     # Without training data the labels are the head's.
-    hint = "; fix it, or list all labels in --config.data.labels" * bool(data.train)
+    hint = "; fix it, or list all labels in config.data.labels" * bool(data.train)
     options = {"required": name == "train", "hint": hint, "multi_label": bool(separator)}
     # Checks all labels, also of examples that are then left out.
     values = read_labels(records, data.label, labels, **options)
@@ -390,7 +390,7 @@ def one_hot(classes: np.ndarray, num_labels: int) -> scipy.sparse.csr_array:
 def choose_metric(metrics: Iterable[str], name: str) -> str:
     """Returns `name`, or the first metric if it is empty; raises ValueError if unknown."""
     if name and name not in metrics:
-        raise ValueError(f"--config.data.metric={name}: expected one of {', '.join(metrics)}")
+        raise ValueError(f"config.data.metric={name}: expected one of {', '.join(metrics)}")
     return name or next(iter(metrics))
 
 

@@ -46,4 +46,4 @@ def check_bounds(config: ConfigDict, bounds: Bounds, *names: str, limited_by: st
         value = flat[name]
         if value is not None and not bounds.contain(value):
             expected = bounds.describe(value) + f", which is {limited_by}" * bool(limited_by)
-            raise ValueError(f"--config.{name}={value}: expected {expected}")
+            raise ValueError(f"config.{name}={value}: expected {expected}")

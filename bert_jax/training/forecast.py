@@ -48,7 +48,7 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
     if days > MAX_CPU_DAYS:
         logging.warning(
             "On this CPU the run takes about %s days (%d cores at %.0f GFLOP/s each). Use a "
-            "smaller model (--config.model.size=tiny) and fewer steps (--config.num_steps), as in "
+            "smaller model (config.model.size=tiny) and fewer steps (config.num_steps), as in "
             "configs/pretrain/small_corpus.py, or continue from existing weights with "
             "configs/pretrain/continue.py; see docs/pretraining.md",
             f"{days:,.0f}",

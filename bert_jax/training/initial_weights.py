@@ -29,7 +29,7 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     optimizer = None if "head" in settings else settings.get("optimizer")  # Not fine-tuning's.
     if config.init_optimizer and optimizer != config.optimizer:
         raise ValueError(
-            f"--config.init_optimizer needs a pre-training run with optimizer {config.optimizer}, "
+            f"config.init_optimizer needs a pre-training run with optimizer {config.optimizer}, "
             f"and init_from={config.init_from!r} is none: set it to one, or init_optimizer=False"
         )
     if not source:

@@ -54,8 +54,8 @@ def check_profile(workdir: pathlib.Path, num_steps: int) -> None:
     """Raises ValueError for a profile in a workdir on a bucket, which JAX cannot write."""
     if num_steps and is_bucket(workdir):
         raise ValueError(
-            f"--config.profile_steps={num_steps}: a profile is written to a local directory or a "
-            f"mounted bucket, and --workdir={workdir} is neither"
+            f"config.profile_steps={num_steps}: a profile is written to a local directory or a "
+            f"mounted bucket, and workdir {workdir} is neither"
         )
 
 

@@ -129,7 +129,7 @@ def setup_pretraining(
     mesh = make_mesh(**config.mesh, devices=devices)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
         expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
-        raise ValueError(f"--config.eval_batch_size={config.eval_batch_size}: {expected}")
+        raise ValueError(f"config.eval_batch_size={config.eval_batch_size}: {expected}")
     schedule = pretraining_schedule(config)
     optimizer = make_optimizer(
         config.optimizer,
@@ -184,12 +184,12 @@ def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
         raise ValueError(
             f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
             f"{architecture.max_position_embeddings}: build the corpus with a smaller "
-            f"--max_seq_length, or set --config.model.max_position_embeddings={max_length}"
+            f"max_seq_length, or set config.model.max_position_embeddings={max_length}"
         )
     if teacher and max_length > teacher.max_position_embeddings:
         raise ValueError(
             f"the corpus has rows of {max_length} tokens, and the teacher only "
-            f"{teacher.max_position_embeddings} positions: build it with a smaller --max_seq_length"
+            f"{teacher.max_position_embeddings} positions: build it with a smaller max_seq_length"
         )
 
 
@@ -233,14 +233,14 @@ def model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bo
     try:
         config_class = import_part("bert_jax.model", name, "EncoderLayer").Config
     except ValueError as error:
-        raise ValueError(f"--config.model.architecture={name}: {error}") from None
+        raise ValueError(f"config.model.architecture={name}: {error}") from None
     known = {field.name for field in dataclasses.fields(config_class)}
     if hasattr(config_class, "named"):
         known.add("size")
     unknown = set(fields) - known
     if unknown:
         fix = "in a configuration of your own, set config.model to the fields that it has"
-        raise ValueError(f"--config.model.{min(unknown)}: {name} has no such field: {fix}")
+        raise ValueError(f"config.model.{min(unknown)}: {name} has no such field: {fix}")
     if "size" in fields:
         named = config_class.named(fields.pop("size"), **fields)
         fields |= {name: getattr(named, name) for name in config_class.size_fields}
@@ -249,14 +249,14 @@ def model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bo
         and hasattr(config_class, "named")
         and not (set(config_class.size_fields) <= set(fields))
     ):
-        fix = "set --config.init_from=DIR, the weights to start from, or"
+        fix = "set config.init_from=DIR, the weights to start from, or"
         fix = "this tool does not read the weights:" if config.init_from else fix
-        raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
+        raise ValueError(f"the model's size is unknown: {fix} set config.model.size")
     if source and causal != source.causal:
         trained = "left_to_right" if source.causal else "masked_lm"
         raise ValueError(
             f"objective is {config.objective}, but the weights in {config.init_from} were trained "
-            f"with {trained}: set --config.objective={trained}"
+            f"with {trained}: set config.objective={trained}"
         )
     if source and name != source.architecture:
         raise ValueError(
@@ -266,7 +266,7 @@ def model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bo
         stored = getattr(source, field)
         if (value := fields.get(field, stored)) != stored:
             message = f"model.{field} is {value}, but {stored} in {config.init_from}"
-            fix = f"set --config.model.{field}={stored}"
+            fix = f"set config.model.{field}={stored}"
             raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py")
     fields |= {"vocab_size": vocab_size, "causal": causal}
     return dataclasses.replace(source, **fields) if source else config_class(**fields)
@@ -288,7 +288,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         if not settings.corpus:
             raise ValueError(
                 f"no corpus for {settings.num_steps:,} steps on {'long' if prefix else 'short'} "
-                f"rows: set --config.{prefix}corpus=DIR, or --config.{prefix}num_steps=0 to skip "
+                f"rows: set config.{prefix}corpus=DIR, or config.{prefix}num_steps=0 to skip "
                 "this phase"
             )
         rows = Rows(settings.corpus, "train", config.seed)
@@ -298,7 +298,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         if config.next_sentence and not any(labels.values()):
             raise ValueError(
                 f"{settings.corpus} has {rows.manifest['config']['rows']}, not sentence pairs: set "
-                "--config.next_sentence=False, or build it with --rows=sentence_pairs"
+                "config.next_sentence=False, or build it with rows=sentence_pairs"
             )
         phases.append(phase)
         start = phase.stop
@@ -310,14 +310,14 @@ def open_phases(config: ConfigDict) -> list[Phase]:
     ):
         if first[part][key] != last[part][key]:
             raise ValueError(
-                f"{config.corpus} and {config.long_phase.corpus} differ in --{flag}: build both "
+                f"{config.corpus} and {config.long_phase.corpus} differ in {flag}: build both "
                 "with the same, so that the run trains on no held-out document"
             )
     # In small corpora it also depends on the filters and the rows.
     if first.get("heldout_share") != last.get("heldout_share"):
         raise ValueError(
             f"{config.corpus} and {config.long_phase.corpus} hold out other documents, as they are "
-            "small: build both with a larger --heldout_fraction"
+            "small: build both with a larger heldout_fraction"
         )
     check_positions(config.model, phases[0].train.tokenizer.pad_id)
     return phases
@@ -338,7 +338,7 @@ def plan_phase(
         max_predictions = objective_class.max_predictions(config, given, rows.max_seq_length)
     except ValueError as error:
         name = "long_phase.max_predictions" if is_long else "max_predictions"
-        raise ValueError(f"--config.{name}={given}: {error}") from None
+        raise ValueError(f"config.{name}={given}: {error}") from None
     stop = start + settings.num_steps
     return Phase(
         train=rows,

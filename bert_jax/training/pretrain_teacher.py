@@ -20,15 +20,15 @@ def read_teacher(
     directory, layers = config.distillation.teacher, config.distillation.init_layers
     if layers and not directory:
         raise ValueError(
-            "--config.distillation.init_layers needs the teacher of these layers: set "
-            "--config.distillation.teacher=DIR, with --config.objective=distillation"
+            "config.distillation.init_layers needs the teacher of these layers: set "
+            "config.distillation.teacher=DIR, with config.objective=distillation"
         )
     if not directory:
         return None
     if not learns_from_teacher(objective_class):
-        fix = "set --config.objective=distillation, or leave the teacher out"
+        fix = "set config.objective=distillation, or leave the teacher out"
         raise ValueError(
-            f"--config.distillation.teacher={directory}: objective {config.objective} does not "
+            f"config.distillation.teacher={directory}: objective {config.objective} does not "
             f"use a teacher: {fix}"
         )
     if layers and config.init_from:

@@ -92,10 +92,10 @@ TRACKERS = {"wandb": _start_wandb, "mlflow": _start_mlflow, "trackio": _start_tr
 def check_tracker(name: str) -> None:
     """Raises ValueError for an unknown tracker, ImportError for one that is not installed."""
     if name and name not in TRACKERS:
-        raise ValueError(f"--config.tracker={name}: expected {', '.join(TRACKERS)}, or '' for none")
+        raise ValueError(f"config.tracker={name}: expected {', '.join(TRACKERS)}, or '' for none")
     if name and not importlib.util.find_spec(name):
         raise ImportError(
-            f"--config.tracker={name}: {name} is not installed: pip install 'bert_jax[trackers]'"
+            f"config.tracker={name}: {name} is not installed: pip install 'bert_jax[trackers]'"
         )
 
 

@@ -99,7 +99,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
     with distributed.raise_on_all_processes():
         if not path.exists() or path.read_text(encoding="utf-8") != token:
             raise ValueError(
-                f"--workdir={workdir} is not the directory of process 0: all hosts must share it, "
+                f"workdir {workdir} is not the directory of process 0: all hosts must share it, "
                 "for instance as a mounted bucket"
             )
     return lock
@@ -114,14 +114,14 @@ def _lock(workdir: pathlib.Path) -> TextIO:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = (workdir / ".lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise OSError(f"--workdir={workdir}: {error}. Expected a writable directory") from error
+        raise OSError(f"workdir {workdir}: {error}. Expected a writable directory") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
         raise ValueError(
-            f"--workdir={workdir} is in use by {lock.read() or 'another process'}: wait until it "
-            "ends, or stop it, or use another --workdir"
+            f"workdir {workdir} is in use by {lock.read() or 'another process'}: wait until it "
+            "ends, or stop it, or use another workdir"
         ) from None
     except OSError as error:
         logging.warning("%s: %s. Make sure that no other run uses it", lock.name, error)
@@ -153,7 +153,7 @@ def check_claim(workdir: pathlib.Path, claim: str) -> None:
     """
     if read_claim(workdir) != claim:
         raise ValueError(
-            f"--workdir={workdir}: another run has started in it, and this one stops. Run one at a "
+            f"workdir {workdir}: another run has started in it, and this one stops. Run one at a "
             "time in a workdir"
         )
 
@@ -191,7 +191,7 @@ def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
     reason = "A run cannot be extended, because its learning rates depend on num_steps"
     if "init_optimizer" not in settings:  # Of fine-tuning.
         weights = shlex.quote(str(workdir))
-        further = f"start another one, in another --workdir, with --config.init_from={weights}"
+        further = f"start another one, in another workdir, with config.init_from={weights}"
         return f"{reason}. To train it further, {further}. "
     # With the same seed it would begin with the batches that this run began with.
     return (
@@ -222,7 +222,7 @@ def check_equal_settings(
     if differences:
         raise ValueError(
             f"the workdir belongs to a run with other settings:\n{differences}\n"
-            f"Use the same settings to resume it, or another --workdir to start a new run. {advice}"
+            f"Use the same settings to resume it, or another workdir to start a new run. {advice}"
         )
 
 
@@ -240,7 +240,7 @@ def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.P
     part, _, field = name.partition(".")
     if part == "contents" and then and now:
         flags = [each for each in (f"data.{field}", field) if settings.get(each)]
-        source = f"--config.{flags[0]}={settings[flags[0]]}" if flags else field
+        source = f"config.{flags[0]}={settings[flags[0]]}" if flags else field
         return f"{source} has changed: the hash of its contents is {then} in {path}, {now} now"
     return f"{then!r} in {path}, {now!r} now"
 

@@ -53,7 +53,7 @@ def test_weights_that_outweigh_the_frequent_class_are_reported(caplog):
     expected = "'c' (1 of 100 labels in train) has 95 times the weight of 'a' (95), so it is "
     assert expected + "predicted at any probability above 0.01" in record.getMessage()
     assert "up to 99 % of its predictions" in record.getMessage()
-    assert record.getMessage().endswith("--config.class_weights=1,4.87,9.75")
+    assert record.getMessage().endswith("config.class_weights=1,4.87,9.75")
     find_class_weights(ConfigDict({"class_weights": (1, 4.87, 9.75)}), task)
     assert len(caplog.records) == 1
 

@@ -32,19 +32,17 @@ def test_each_missing_field_is_named_with_the_file_that_has_it(file):
         config = get_config(file)
         *group, name = field.split(".")
         del (config[group[0]] if group else config)[name]
-        message = (
-            rf"^--config\.base\.{field} is missing: start from get_config\(\) of .*/{file}\.py"
-        )
+        message = rf"^config\.base\.{field} is missing: start from get_config\(\) of .*/{file}\.py"
         with pytest.raises(ValueError, match=message):
-            check_required_fields(config, "--config.base.")
+            check_required_fields(config, "config.base.")
 
 
 def test_several_missing_fields_are_counted():
     config = text_classification.get_config()
     del config.model, config.tracker
-    with pytest.raises(ValueError, match=r"^--config\.model, --config\.tracker are missing: "):
+    with pytest.raises(ValueError, match=r"^config\.model, config\.tracker are missing: "):
         check_required_fields(config)
-    with pytest.raises(ValueError, match=r"^--config\.batch_size, .* and \d+ others are missing"):
+    with pytest.raises(ValueError, match=r"^config\.batch_size, .* and \d+ others are missing"):
         check_required_fields(ConfigDict())
 
 

@@ -24,13 +24,13 @@ def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
     assert list(seed_directories(several, 0, 5)) == [0, 1, 2, 3, 4]
     assert seed_directories(tmp_path / "one", 7, 1) == {7: tmp_path / "one"}
     for first, count, num_seeds in ((3, 2, 5), (0, 2, 3), (0, 1, 3), (5, 1, 6)):
-        message = f"holds runs of the seeds 0, 1, 2: .* --config.seed=0 .*seeds={num_seeds}$"
+        message = f"holds runs of the seeds 0, 1, 2: .* config.seed=0 .*seeds={num_seeds}$"
         with pytest.raises(ValueError, match=message):
             seed_directories(several, first, count)
     (tmp_path / "started/seed_0/best/4").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"of the seeds 0: .* --config\.num_seeds=2$"):
+    with pytest.raises(ValueError, match=r"of the seeds 0: .* and config\.num_seeds=2$"):
         seed_directories(tmp_path / "started", 0, 1)
-    with pytest.raises(ValueError, match=r"one holds a run of one seed: use another --workdir"):
+    with pytest.raises(ValueError, match=r"one holds a run of one seed: use another workdir"):
         seed_directories(tmp_path / "one", 0, 2)
 
 

@@ -213,7 +213,7 @@ def test_head_for_tags_of_another_scheme_is_an_error(tagger, caplog):
     # A head that does not record its scheme is assumed to have the configuration's scheme.
     without_scheme = {name: model.head[name] for name in ("task", "labels")}
     assert "head" in initial_params(model.params, without_scheme, model.head, new_head=False)
-    assert "assuming --config.data.scheme=iob2" in caplog.text
+    assert "assuming config.data.scheme=iob2" in caplog.text
 
 
 def test_model_without_a_tagging_head_is_an_error(weights):

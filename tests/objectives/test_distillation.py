@@ -327,7 +327,7 @@ BAD = [
     (
         {"model__num_layers": 3, "distillation__weights__hidden": 1.0},
         {},
-        "the teacher's 4 layers are no multiple of the student's 3: set --config.distillation.lay",
+        "the teacher's 4 layers are no multiple of the student's 3: set config.distillation.lay",
     ),
     (
         {"distillation__layers": (1, 5), "distillation__weights__hidden": 1.0},

@@ -240,7 +240,7 @@ def test_metrics_are_copied_to_a_bucket_until_another_run_starts(bucket):
 
 
 def test_profile_in_a_workdir_on_a_bucket_is_refused(bucket):
-    with pytest.raises(ValueError, match=r"--config\.profile_steps=2: a profile is written to a"):
+    with pytest.raises(ValueError, match=r"config\.profile_steps=2: a profile is written to a"):
         monitoring.check_profile(as_path(f"{bucket}/run"), 2)
     monitoring.check_profile(as_path(f"{bucket}/run"), 0)
 

@@ -137,7 +137,7 @@ def test_bad_input_raises_a_clear_error(name, change, message, tokenizer, direct
 
 
 def test_a_directory_must_be_given_and_hold_the_files(tokenizer, tmp_path):
-    with pytest.raises(ValueError, match=r"--config\.data\.directory=DIR or tfds:NAME"):
+    with pytest.raises(ValueError, match=r"config\.data\.directory=DIR or tfds:NAME"):
         read(tokenizer, "")
     with pytest.raises(FileNotFoundError, match=r"no file .*val\.csv"):
         read(tokenizer, tmp_path)

@@ -438,7 +438,7 @@ BAD_LINES = {
     "empty negative": ([LINES[0] | {"negatives": [""]}], "the negative is empty"),
     "too few negatives": (
         [LINES[0] | {"negatives": []}],
-        r"fewer negatives \(0\) than --config\.data\.num_negatives=1: set it lower, or add",
+        r"fewer negatives \(0\) than config\.data\.num_negatives=1: set it lower, or add",
     ),
     "positive among negatives": (
         [LINES[0] | {"negatives": ["the river grew old"]}],

@@ -424,7 +424,7 @@ def test_bad_questions_raise_a_clear_error(finished, pretrained):
 
 
 def test_missing_files_raise_a_clear_error(tokenizer):
-    with pytest.raises(ValueError, match=r"set --config\.data\.train=FILE to train"):
+    with pytest.raises(ValueError, match=r"set config\.data\.train=FILE to train"):
         get_task(make_config("v1"), tokenizer)
 
 

@@ -117,7 +117,7 @@ def test_only_the_label_may_be_a_list(tmp_path):
     (record,) = read_table(path, ("text",), label="label", label_separator="|")
     assert record.labels == ("a", "b")
     assert record.columns == {"text": "river", "label": '["a", "b"]', "source": '["c",  "d"]'}
-    hint = "expected text or a number; if it holds labels, set --config.data.label_separator$"
+    hint = "expected text or a number; to train on several labels, set config.data.label_separator$"
     with pytest.raises(ValueError, match=rf"line 1: 'label' is a list, {hint}"):
         read_table(path, ("text",), label="label")
     path.write_text('{"text": ["river"], "label": ["a"]}\n')

@@ -561,7 +561,7 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
             {"train": "a B-A\nb O\nc I-A\n"},
             {},
             "train.txt: 1 of 3 tags are not IOB2 (line 3: 'I-A'), 1 not IOB1, 2 not BIOES, 2 not "
-            "BILOU: use one scheme in the whole file, or set --config.data.repair_tags=True",
+            "BILOU: use one scheme in the whole file, or set config.data.repair_tags=True",
         ),
         (
             {"train": "the S-A\nking B-A\nthe S-A\n"},
@@ -579,17 +579,17 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
             {"train": "a PER\nb O\nc LOC\n"},
             {},
             "train.txt: the tags LOC, O, PER have no prefixes, such as B- and I-: set "
-            "--config.data.scheme=io if a run of equal tags is an entity, or scheme=none",
+            "config.data.scheme=io if a run of equal tags is an entity, or scheme=none",
         ),
         ({"train": "a PER\nb O\nc B-PER\n"}, {}, "line 1: tag 'PER', expected O, or B-"),
         ({"train": "a X-A\nb B-A\nc X-A\n"}, {}, "in other lines (number of such tags: 2)"),
-        ({}, {"labels": ("O", "PER")}, "O, PER are plain tags: set --config.data.scheme=io, or"),
+        ({}, {"labels": ("O", "PER")}, "O, PER are plain tags: set config.data.scheme=io, or"),
         (
             {},
             {"labels": ("O", "B-PER"), "scheme": "io"},
-            "O, B-PER are tags with prefixes: set --config.data.scheme=iob2, or none",
+            "O, B-PER are tags with prefixes: set config.data.scheme=iob2, or none",
         ),
-        ({}, {"repair_tags": True, "scheme": "none"}, "set --config.data.repair_tags=False: with"),
+        ({}, {"repair_tags": True, "scheme": "none"}, "set config.data.repair_tags=False: with"),
         ({"train": "the\tO\n\tO\n"}, {}, "train.txt, line 2: the word is empty: fix or remove it"),
         ({"dev": "the\tO\n\tO\n"}, {}, "dev.txt, line 2: the word is empty: fix or remove it"),
         ({"train": "a\tO\tX\nb\t\tX\n"}, {"tag_column": 1}, "line 2: column 1 is empty: fix"),
@@ -612,9 +612,9 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         (
             {},
             {"labels": ("O", "B-A", "S-A")},
-            "O, B-A, S-A are BIOES tags: set --config.data.scheme=bioes",
+            "O, B-A, S-A are BIOES tags: set config.data.scheme=bioes",
         ),
-        ({"train": ""}, {"train": ""}, "no examples: set --config.data.train=FILE to train"),
+        ({"train": ""}, {"train": ""}, "no examples: set config.data.train=FILE to train"),
     ],
 )
 def test_bad_input_raises_an_error_with_its_place(tmp_path, tokenizer, texts, settings, message):

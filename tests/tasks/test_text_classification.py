@@ -227,7 +227,7 @@ def test_labels_can_be_given_as_flags(name, given, labels):
 def test_numbers_with_fractions_as_classes_are_a_warning(read, caplog, labels, options, warns):
     table = "text,label\n" + "".join(f"the king,{label}\n" for label in labels.split())
     read(table, table, **options)
-    assert ("to predict a number, set --config.data.regression=True" in caplog.text) == warns
+    assert ("to predict a number, set config.data.regression=True" in caplog.text) == warns
 
 
 def test_labels_given_as_numbers_match_the_text_of_the_file(read):
@@ -506,7 +506,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             "line 1: 'text' is a list, expected text or a number",
         ),
         ({"labels": ("a",)}, r"data\.labels: expected two .*, found a$"),
-        ({"labels": ("a", "b"), "train": None, "dev": None}, r"--config\.data\.train=FILE to"),
+        ({"labels": ("a", "b"), "train": None, "dev": None}, r"config\.data\.train=FILE to"),
         ({"labels": ("a", "c")}, r"train\.csv, line 2: label 'b', .* a, c"),
     ],
 )

@@ -35,7 +35,7 @@ def test_job_that_suits_its_slice_is_accepted():
         ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
         ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
         ({"eval_batch_size": 12}, "eval_batch_size=12: expected a multiple of the 8 shards"),
-        ({"learning_rate": 0.0}, "--config.learning_rate=0.0: expected more than 0"),
+        ({"learning_rate": 0.0}, "config.learning_rate=0.0: expected more than 0"),
     ],
 )
 def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
@@ -89,8 +89,8 @@ def test_flags_of_the_job_are_checked():
             ),
             ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
             ({"workdir": "gs://b/a"}, "--workdir=gs://b/a: expected a directory below /gcs, where"),
-            ({"config.corpus": ""}, "steps on short rows: set --config.corpus=DIR, or"),
-            ({"config.long_phase.corpus": ""}, "on long rows: set --config.long_phase.corpus=DIR"),
+            ({"config.corpus": ""}, "steps on short rows: set config.corpus=DIR, or"),
+            ({"config.long_phase.corpus": ""}, "on long rows: set config.long_phase.corpus=DIR"),
             ({"config.mesh.fdsp": "4"}, "fdsp"),
             (
                 {"config": f"{commands.ROOT}/configs/pretrain/bert_tiny.py"},
@@ -127,7 +127,7 @@ def test_sweep_is_checked_before_its_slice_is_requested():
             ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
             ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
             ({"num_slices": "2"}, "data=1, but it must be a multiple of the 2 slices: choose a"),
-            ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
+            ({"config.grid.batch_size": "()"}, "config.grid.batch_size=(): expected one or more"),
             (
                 {"program": "pretrain"},
                 "the configuration is for bert_jax.sweep: set --program=sweep",

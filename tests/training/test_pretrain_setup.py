@@ -127,7 +127,7 @@ def test_devices_are_logged_in_words(caplog):
 
 
 def test_phase_without_a_corpus_is_an_error_with_both_ways_out(corpus):
-    message = r"900,000 steps on short rows: set --config\.corpus=DIR, or .*--config\.num_steps=0"
+    message = r"900,000 steps on short rows: set config\.corpus=DIR, or .*config\.num_steps=0"
     with pytest.raises(ValueError, match=message):
         open_phases(tiny_config())
     message = r"100,000 steps on long rows: set .*long_phase\.corpus=DIR, .*long_phase\.num_steps=0"
@@ -162,7 +162,7 @@ def test_architecture_comes_from_the_weights_unless_given():
             WEIGHTS,
             "num_heads is 7, but 12 in w: .*=12, or use .*continue.py",
         ),
-        ({}, None, r"unknown: this tool does not read the weights: set --config.model.size"),
+        ({}, None, r"unknown: this tool does not read the weights: set config.model.size"),
     ],
 )
 def test_contradictory_or_unknown_architecture_is_an_error(fields, weights, message):

@@ -27,7 +27,7 @@ def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
     check_settings(tmp_path, {"num_steps": 10, "log_every": 2})
     with pytest.raises(ValueError, match=r"num_steps: 10 in .*, 20 now") as raised:
         check_settings(tmp_path, {"num_steps": 20, "log_every": 2})
-    advice = f"start another one, in another --workdir, with --config.init_from={tmp_path}. "
+    advice = f"start another one, in another workdir, with config.init_from={tmp_path}. "
     assert advice in str(raised.value)
     pretraining = {"num_steps": 20, "init_optimizer": False, "corpus": "corpus/128", "seed": 3}
     with pytest.raises(ValueError, match=r"corpus=corpus/128 .*--config\.seed=4 "):
@@ -44,12 +44,12 @@ def corpora(rows: int) -> list:
         (
             {"contents": {"dev": "ab12"}, "data": {"dev": "old.csv"}, "num_steps": 3},
             {"contents.dev": "cd34", "data.dev": "new.csv", "num_steps": 4, "num_epochs": 3},
-            r"contents\.dev: --config\.data\.dev=new\.csv has changed: .*ab12 .* cd34 now",
+            r"contents\.dev: config\.data\.dev=new\.csv has changed: .*ab12 .* cd34 now",
         ),
         (
             {"contents": {"init_from": "ab12"}},
             {"contents.init_from": "cd34", "init_from": "runs/base"},
-            r"contents\.init_from: --config\.init_from=runs/base has changed: the hash ",
+            r"contents\.init_from: config\.init_from=runs/base has changed: the hash ",
         ),
         (
             {"corpora": corpora(1000)},
@@ -77,7 +77,7 @@ def test_command_to_train_further_can_be_pasted_whatever_the_paths(tmp_path):
     words = shlex.split(command)
     assert f"--config.init_from={workdir}" in words and f"--config.corpus={corpus}" in words
     advice = how_to_train_further(workdir, {"num_steps": 1})
-    assert f"--config.init_from={shlex.quote(str(workdir))}" in advice
+    assert f"config.init_from={shlex.quote(str(workdir))}" in advice
 
 
 def test_a_field_that_an_old_run_lacks_must_not_be_set(tmp_path):
