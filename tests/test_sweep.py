@@ -661,7 +661,7 @@ def test_planned_memory_equals_the_compiled_stack(given, tmp_path):
 WRONG = {
     "unknown tracker": (
         {"base": {"tracker": "wandbb"}},
-        r"config\.base\.tracker=wandbb: expected wandb, mlflow, trackio",
+        r"^config\.base with seed=0: config\.tracker=wandbb: expected wandb, mlflow, trackio",
     ),
     "seeds of another type": ({"num_seeds": 2.0}, r"num_seeds=2\.0: expected a whole number"),
     "rounds of another type": (
