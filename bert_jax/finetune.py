@@ -29,6 +29,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import finetune_batches
 from bert_jax.finetuning.finetune_setup import (
     FinetuneSetup,
+    check_against_weights,
     check_numbers,
     check_trains,
     setup_finetuning,
@@ -37,6 +38,7 @@ from bert_jax.finetuning.finetune_teacher import with_teacher
 from bert_jax.finetuning.required_fields import check_required_fields
 from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
 from bert_jax.finetuning.step import predict
+from bert_jax.finetuning.task_data import read_task_data
 from bert_jax.finetuning.trials import (
     Trial,
     labels_of_run,
@@ -70,13 +72,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
         workdir = as_path(workdir)
         directories = seed_directories(workdir, config.seed, config.num_seeds)
         setup = prepare(config, labels_of_run(directories.values()))
-        config = setup.config
     monitoring.enable_compilation_cache(workdir)
-    trials = []
-    for seed, directory in directories.items():
-        trial = config.copy_and_resolve_references()
-        trial.seed = seed
-        trials.append(Trial(trial, directory))
+    trials = [Trial(with_seed(config, seed), path) for seed, path in directories.items()]
     results = run_trials(setup, trials, workdir)
     finished = [result for result in results if "diverged" not in result]
     diverged = [result for result in results if "diverged" in result]
@@ -84,12 +81,12 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
         raise NonFiniteLoss(results[0]["message"], results[0]["diverged"])
     if config.num_seeds == 1:
         return results[0] | {"model": str(workdir)}
-    result = summarize_seeds(finished, setup.task.metric) | {
+    result = summarize_seeds(finished, setup.data.task.metric) | {
         "diverged_seeds": [{"seed": each["seed"], "step": each["diverged"]} for each in diverged]
     }
     if jax.process_index() == 0:
         write_json(workdir / "result.json", result)
-    best = max(finished, key=lambda each: rank_of(each, setup.task.metric))
+    best = max(finished, key=lambda each: rank_of(each, setup.data.task.metric))
     return result | {"model": str(directories[best["seed"]])}
 
 
@@ -103,10 +100,10 @@ def prepare(config: ConfigDict, labels_of_run: Sequence[str] = ()) -> FinetuneSe
     check_trains(config)
     check_tracker(config.tracker)
     source = read_weights(config)
-    setup = setup_finetuning(
-        config, source.params, source.settings, source.tokenizer, labels_of_run=labels_of_run
-    )
-    return with_teacher(setup)
+    check_against_weights(config, source.settings)
+    data = read_task_data(config, source, labels_of_run)
+    data = with_teacher(config, data)
+    return setup_finetuning(config, source, data)
 
 
 def read_weights(config: ConfigDict) -> LoadedModel:
@@ -119,25 +116,11 @@ def read_weights(config: ConfigDict) -> LoadedModel:
     return source
 
 
-def predict_split(setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict) -> list:
-    """Returns what each trial of a stack predicts for a split."""
-    batches = itertools.count()
-
-    def predict_batch(params, rows):
-        watchdog.beat(f"predicting {split.name}", limited=next(batches) > 0)  # It may compile.
-        return setup.predict_step(params, rows)
-
-    predictions = predict(
-        predict_batch,
-        params,
-        setup.task.head,
-        split.features,
-        setup.shape,
-        setup.rows_per_prediction,
-        batch_sharding(setup.mesh),
-    )
-    watchdog.beat(f"scoring {split.name}", limited=False)
-    return predictions
+def with_seed(config: ConfigDict, seed: int) -> ConfigDict:
+    """Returns a copy of the configuration with another seed."""
+    config = config.copy_and_resolve_references()
+    config.seed = seed
+    return config
 
 
 def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> list:
@@ -154,92 +137,117 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
         # Trials added to those that have begun make another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
         added = [trial for trial in trials if not trial.result and trial not in begun]
-        stopped = None
-        for group in (begun, added):
-            if None in [trial.result for trial in group] and not stopped:
-                with contextlib.ExitStack() as exit_stack:  # Completes a save, however it ends.
-                    stopped = run_stack(setup, group, directory, exit_stack)
-            with distributed.raise_on_all_processes():  # Nothing resumes from there any more.
-                if jax.process_index() == 0:
-                    remove_tree(directory / "checkpoints")
-    if stopped:
-        raise stopped
+        for stack in (begun, added):
+            if None in [trial.result for trial in stack]:
+                run_stack(setup, stack, directory)
+            else:  # A run that was killed after its last result left it.
+                remove_training_state(directory)
     return [trial.result for trial in trials]
 
 
-def run_stack(
-    setup: FinetuneSetup,
-    trials: Sequence[Trial],
-    directory: pathlib.Path,
-    exit_stack: contextlib.ExitStack,
-) -> RunStopped | None:
-    """Trains the stack of `trials`, from its last checkpoint if there is one; writes their results.
+def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> None:
+    """Trains `trials` from their last checkpoint, if there is one, and writes their results.
 
-    Returns RunStopped if a signal to stop came after the last step.
+    Raises RunStopped after a signal to stop.
     """
-    config, task = setup.config, setup.task
-    watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
-    checkpointer = Checkpointer(directory, {}, setup.tokenizer, keep_last=1)
-    exit_stack.callback(checkpointer.close)
-    stack = Stack(setup, trials, directory, checkpointer)
-    for run in stack.runs:
-        exit_stack.callback(run.writer.close)
-    state = stack.initial_state()
-    progress = monitoring.progress_bar(stack.first_step, stack.num_steps)
-    preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
-    # As if the run had never been interrupted.
-    began = time.monotonic() - max(run.writer.seconds for run in stack.runs)
+    config, data, steps = setup.config, setup.data, setup.steps
+    eval_every = config.eval_every or setup.steps_per_epoch
     sharding = NamedSharding(setup.mesh, P("trial", *batch_sharding(setup.mesh).spec))
-    predict_with = functools.partial(predict_split, setup, watchdog)
+    with contextlib.ExitStack() as exit_stack:  # Completes the current save, however it ends.
+        watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+        checkpointer = Checkpointer(directory, {}, setup.tokenizer, keep_last=1)
+        exit_stack.callback(checkpointer.close)
+        stack = Stack(setup, trials, directory, checkpointer)
+        for run in stack.runs:
+            exit_stack.callback(run.writer.close)
+        state = stack.initial_state()
+        progress = monitoring.progress_bar(stack.first_step, stack.num_steps)
+        preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
+        # As if the run had never been interrupted.
+        began = time.monotonic() - max(run.writer.seconds for run in stack.runs)
+        predict_with = functools.partial(predict_split, setup, watchdog)
 
-    while not stack.is_finished:  # Until the next trials end.
-        state, start, stop = stack.begin(state)
-        members = stack.members
-        keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
-        hyperparameters = stack_trees([run.hyperparameters for run in members])
-        batches = finetune_batches(
-            task.train,
-            setup.train_shape,
-            sharding,
-            batch_size=config.batch_size,
-            rows_per_microbatch=setup.rows_per_microbatch,
-            seeds=[run.seed for run in members],
-            start=start,
-            stop=stop,
-        )
-        logging.info("Compiling the training step ...")
-        for step, (rows, num_microbatches) in enumerate(batches, start + 1):
-            watchdog.beat(f"running step {step}", limited=step > start + 1)
-            state, step_metrics = setup.update_step(
-                state, rows, num_microbatches, keys, hyperparameters
+        while not stack.is_finished:  # Until the next trials end, with those that have not.
+            state, start, stop = stack.begin(state)
+            members = stack.members
+            keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
+            hyperparameters = stack_trees([run.hyperparameters for run in members])
+            batches = finetune_batches(
+                data.task.train,
+                data.train_shape,
+                sharding,
+                batch_size=config.batch_size,
+                rows_per_microbatch=setup.rows_per_microbatch,
+                seeds=[run.seed for run in members],
+                start=start,
+                stop=stop,
             )
-            stack.unreported.append(step_metrics)
-            monitoring.limit_dispatch(stack.unreported)
-            if step == stack.first_step + 1:
-                progress.unpause()  # The time left does not count the compilation.
-                monitoring.log_first_step(state)
-            progress.update()
-            should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
-            should_stop = preemption.should_stop()
-            if step % config.log_every == 0 or should_evaluate or step == stop:
-                loss = stack.report(step, time.monotonic() - began)
-                progress.set_postfix_str(f"loss={loss:.3f}")
+            logging.info("Compiling the training step ...")
+            for step, (rows, num_microbatches) in enumerate(batches, start + 1):
+                watchdog.beat(f"running step {step}", limited=step > start + 1)
+                state, step_metrics = steps.update(
+                    state, rows, num_microbatches, keys, hyperparameters
+                )
+                stack.unreported.append(step_metrics)
+                monitoring.limit_dispatch(stack.unreported)
+                if step == stack.first_step + 1:
+                    progress.unpause()  # The time left does not count the compilation.
+                    monitoring.log_first_step(state)
+                progress.update()
+
+                stops = preemption.should_stop()
+                ends_trials = step == stop
+                is_regular = step % eval_every == 0
+                reports = step % config.log_every == 0 or is_regular or ends_trials
+                evaluates = data.task.selection_split and (is_regular or ends_trials)
+                resumable = config.save_training_state and step < stack.num_steps
+                saves = (is_regular and resumable) or stops
+                if reports:
+                    loss = stack.report(step, time.monotonic() - began)
+                    progress.set_postfix_str(f"loss={loss:.3f}")
                 if stack.is_finished:  # All have diverged.
                     break
-            if task.selection_split and (should_evaluate or step == stop):
-                stack.evaluate(step, state.params, predict_with, should_evaluate, watchdog.beat)
-            is_due = should_evaluate and config.save_training_state and step < stack.num_steps
-            if is_due or should_stop:
-                watchdog.beat(f"saving step {step}", limited=False)
-                stack.save(state)
-            if should_stop:
-                checkpointer.wait()
-                raise RunStopped(step, preemption.interrupted)
-        stack.finish(state.params, predict_with, began, watchdog.beat)
-    progress.close()
-    if preemption.requested_at_end:
-        return RunStopped(stack.num_steps, preemption.interrupted)
-    return None
+                if evaluates:
+                    stack.evaluate(step, state.params, predict_with, is_regular, watchdog.beat)
+                if saves:
+                    watchdog.beat(f"saving step {step}", limited=False)
+                    stack.save(state)
+                if stops:
+                    checkpointer.wait()
+                    raise RunStopped(step, preemption.interrupted)
+            stack.finish(state.params, predict_with, began, watchdog.beat)
+        progress.close()
+    remove_training_state(directory)
+    if preemption.requested_at_end:  # Other trials may be left to train.
+        raise RunStopped(stack.num_steps, preemption.interrupted)
+
+
+def predict_split(setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict) -> list:
+    """Returns what each trial of a stack predicts for a split."""
+    batches = itertools.count()
+
+    def predict_batch(params, rows):
+        watchdog.beat(f"predicting {split.name}", limited=next(batches) > 0)  # It may compile.
+        return setup.steps.predict(params, rows)
+
+    predictions = predict(
+        predict_batch,
+        params,
+        setup.data.task.head,
+        split.features,
+        setup.data.shape,
+        setup.rows_per_prediction,
+        batch_sharding(setup.mesh),
+    )
+    watchdog.beat(f"scoring {split.name}", limited=False)
+    return predictions
+
+
+def remove_training_state(directory: pathlib.Path) -> None:
+    """Removes the checkpoints of a stack whose trials have ended, from which nothing resumes."""
+    with distributed.raise_on_all_processes():
+        if jax.process_index() == 0:
+            remove_tree(directory / "checkpoints")
 
 
 if __name__ == "__main__":

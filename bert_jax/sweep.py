@@ -40,11 +40,13 @@ from bert_jax.checkpoints.parameters import LoadedModel
 from bert_jax.finetuning.finetune_setup import (
     TRAINING_FIELDS,
     FinetuneSetup,
+    check_against_weights,
     check_numbers,
     setup_finetuning,
 )
 from bert_jax.finetuning.finetune_teacher import with_teacher
 from bert_jax.finetuning.stacks import saved_trials, trial_name
+from bert_jax.finetuning.task_data import read_task_data
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.errors import RunStopped
@@ -116,7 +118,7 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
                 rename_trials(renamed)
                 write_settings(workdir, config, programs)
         check_memory(new_programs)
-        metric = programs[0].setup.task.metric
+        metric = programs[0].setup.data.task.metric
         if jax.process_index() == 0:
             write_settings(workdir, config, programs)
         update_report = functools.partial(write_report, workdir, config, configurations, metric)
@@ -329,7 +331,7 @@ def make_programs(groups: Sequence[Group], setups: dict[str, FinetuneSetup]) -> 
             with naming(trial):
                 setups[shared].check(trial.config)
         programs += [Program(name, setups[shared], part) for name, part in parts.items()]
-    metrics = sorted({setup.task.metric for setup in setups.values()})
+    metrics = sorted({setup.data.task.metric for setup in setups.values()})
     if len(metrics) > 1:
         names = ", ".join(metrics)
         raise ValueError(f"configurations have different metrics ({names}): sweep each separately")
@@ -359,16 +361,16 @@ def prepare(
             raise ValueError(f"a sweep needs training data: {fix}")
         source = trial.config.init_from
         weights[source] = weights.get(source) or finetune.read_weights(trial.config)
-        loaded, examples = weights[source], fields_of_examples(trial.config)
-        like = next((each for each in setups if fields_of_examples(each.config) == examples), None)
-        setup = setup_finetuning(
-            trial.config, loaded.params, loaded.settings, loaded.tokenizer, like
-        )
-        setup = with_teacher(setup)
-    if not setup.task.selection_split:
-        name = setup.task.metric.partition("/")[0]
+        check_against_weights(trial.config, weights[source].settings)
+        examples = fields_of_examples(trial.config)
+        same = [each.data for each in setups if fields_of_examples(each.config) == examples]
+        data = same[0] if same else read_task_data(trial.config, weights[source])
+        data = with_teacher(trial.config, data)
+        setup = setup_finetuning(trial.config, weights[source], data)
+    if not data.task.selection_split:
+        name = data.task.metric.partition("/")[0]
         raise ValueError(
-            f"configurations cannot be ranked: {setup.task.metric} needs examples with labels for "
+            f"configurations cannot be ranked: {data.task.metric} needs examples with labels for "
             f"{name}, as in config.base.data.{name}=FILE"
         )
     return setup

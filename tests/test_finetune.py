@@ -208,6 +208,23 @@ def test_run_stopped_by_a_signal_between_two_reports_writes_the_same_metrics(
     assert_equal_runs(finished[0], tmp_path)
 
 
+def test_run_stopped_after_its_last_step_has_ended_and_leaves_no_training_state(
+    finished, given, setup, tmp_path, monkeypatch
+):
+    class SignaledPreemption(distributed.Preemption):
+        requested_at_end = True
+
+    with monkeypatch.context() as patched, pytest.raises(RunStopped, match="at step 16"):
+        patched.setattr(distributed, "Preemption", SignaledPreemption)
+        finetune.run_trials(setup, [Trial(setup.config, tmp_path)], tmp_path)
+    assert_equal_runs(finished[0], tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+    monkeypatch.setattr(finetune, "finetune_batches", None)  # Nothing is left to train.
+    assert without_seconds(finetune.train_and_evaluate(small_config(given), tmp_path)) == (
+        without_seconds(finished[1]) | {"model": str(tmp_path)}
+    )
+
+
 @pytest.mark.slow
 def test_run_that_ended_before_writing_its_result_gives_the_same_result(finished, tmp_path, given):
     """Starts from the beginning, since no state to resume is left."""
@@ -437,7 +454,7 @@ def test_values_of_any_scale_are_learned_and_keep_their_scale(given, tmp_path):
     (tmp_path / "other.csv").write_text(other)
     start = {"init_from": str(tmp_path / "run"), "data__regression": True}
     changed = small_config(given, **files | start | {"data__train": str(tmp_path / "other.csv")})
-    assert finetune.prepare(changed).head_settings["target_mean"] == model.head["target_mean"]
+    assert finetune.prepare(changed).data.head_settings["target_mean"] == model.head["target_mean"]
     found = predict(tmp_path / "run", files["data__test"], tmp_path / "found.jsonl")["found.jsonl"]
     expected = {name: score for name, score in result["test"].items() if name != "loss"}
     assert found == pytest.approx(expected | {"examples": 40}, rel=1e-5)
@@ -480,9 +497,9 @@ def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp
     old = {"init_from": str(tmp_path / "old")}
     files = {f"data__{name}": numbered.data[name] for name in ("train", "dev", "test")}
     further = finetune.prepare(small_config(given, **old, **files))
-    assert further.task.labels == NUMBERS
+    assert further.data.task.labels == NUMBERS
     new = finetune.prepare(small_config(given, **old, **files, new_head=True))
-    assert new.task.labels == ("1", "2", "10")
+    assert new.data.task.labels == ("1", "2", "10")
     result = predict(tmp_path / "old", files["data__test"], tmp_path / "found.jsonl")
     model = bert_jax.load(tmp_path / "old")
     rows, scores = model.predict(files["data__test"])
@@ -544,7 +561,7 @@ def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
     start = {"init_from": str(finished[0]), "num_epochs": 1.0}
     again = finetune.prepare(small_config(given, **start))
     np.testing.assert_array_equal(
-        again.pretrained["head"]["kernel"], bert_jax.load(finished[0]).params["head"]["kernel"]
+        again.data.pretrained["head"]["kernel"], bert_jax.load(finished[0]).params["head"]["kernel"]
     )
     write_examples(tmp_path / "train.csv", 20, seed=2, labels=("east", "north", "west"))
     other = start | {"data__train": str(tmp_path / "train.csv"), "data__dev": ""}

@@ -20,7 +20,7 @@ import bert_jax
 from bert_jax import finetune, sweep
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
-from bert_jax.finetuning import finetune_setup
+from bert_jax.finetuning import finetune_setup, task_data
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import Trial, TrialRun
 from bert_jax.runtime.errors import PREEMPTED, RunStopped
@@ -220,7 +220,7 @@ def test_examples_and_weights_are_read_and_hashed_once_for_all_trials(given, tmp
         monkeypatch.setattr(module, name, counted)
 
     for name in ("read_task", "parameters_hash"):
-        count(finetune_setup, name)
+        count(task_data, name)
     count(finetune, "read_weights")
     grid = {"batch_size": (4, 8), "optimizer": ("adamw", "bert_adam"), "freeze_layers": (0, 1)}
     config = small_sweep(given, grid, seeds=2)
@@ -233,24 +233,27 @@ def test_examples_and_weights_are_read_and_hashed_once_for_all_trials(given, tmp
     setups = setups_of(config)
     assert len(setups) == 8 and sorted(calls) == ["parameters_hash", "read_task", "read_weights"]
     assert len({setup.steps_per_epoch for setup in setups}) == 2
-    assert len({id(setup.task) for setup in setups}) == 1
+    assert len({id(setup.data) for setup in setups}) == 1
     alone = finetune.prepare(setups[-1].config)
     assert setups[-1].settings(alone.config) == alone.settings(alone.config)
     calls.clear()
     varied = small_sweep(given, {"max_seq_length": (8, 16), "batch_size": (4, 8)})
-    lengths = [(setup.shape.length, max(map(len, setup.task.train))) for setup in setups_of(varied)]
+    data = [setup.data for setup in setups_of(varied)]
+    lengths = [(each.shape.length, max(map(len, each.task.train))) for each in data]
     assert calls.count("read_task") == 2 and sorted(lengths) == [(8, 8), (8, 8), (16, 11), (16, 11)]
 
 
 def test_no_task_reads_a_field_of_training():
     """Examples that one trial has read are those of all that differ in these fields only."""
-    names = "|".join({field.split(".")[0] for field in finetune_setup.TRAINING_FIELDS})
     files = [*commands.ROOT.glob("bert_jax/tasks/*.py")]
-    files.append(commands.ROOT / "bert_jax/finetuning/pretrained_head.py")
+    for name in ("class_weights", "pretrained_head", "task_data"):
+        files.append(commands.ROOT / f"bert_jax/finetuning/{name}.py")
     found = {
-        match[1] for path in files for match in re.finditer(r"config\.(\w+)", path.read_text())
+        match[1] for path in files for match in re.finditer(r"config\.([\w.]+)", path.read_text())
     }
-    assert "max_seq_length" in found and not [each for each in found if re.fullmatch(names, each)]
+    assert {"max_seq_length", "model.lstm_size"} <= found
+    for field in finetune_setup.TRAINING_FIELDS:  # Neither alone nor with the others of its part.
+        assert not {field, field.split(".")[0]} & found
 
 
 def test_dry_run_of_a_sweep_that_grows_names_the_finished_trials(
@@ -304,8 +307,8 @@ def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path,
     programs = json.loads((tmp_path / "sweep.json").read_text())["programs"]
     assert [len(trials) for trials in programs.values()] == [1] * 4
     (setup,) = setups
-    functions = setup.jitted_init, setup.update_step, setup.predict_step, setup.pick
-    for function in (*functions, setup.replicate):
+    steps = setup.steps
+    for function in (steps.init, steps.update, steps.predict, steps.pick, steps.replicate):
         assert function._cache_size() == 1
 
 
@@ -403,7 +406,7 @@ def fake_trials(monkeypatch):
             config = trial.config
             score = 0.5 + config.seed / 10 - config.learning_rate + config.weight_decay / 100
             (trial.workdir / "metrics.jsonl").write_text(f'{{"step": 3, "dev/accuracy": {score}}}')
-            result = {"seed": config.seed, "metric": setup.task.metric, "seconds": 1.0}
+            result = {"seed": config.seed, "metric": setup.data.task.metric, "seconds": 1.0}
             result |= {"dev": {"accuracy": score}, "steps": 3, "best_step": 3}
             trial.result_path.write_text(json.dumps(result))
 
@@ -656,6 +659,13 @@ def test_planned_memory_equals_the_compiled_stack(given, tmp_path):
     one = memory.bytes_per_trial(program.setup)
     stacked = memory.bytes_per_trial(program.setup, num_trials=8)
     assert stacked == pytest.approx(8 * one, rel=0.15)
+
+
+@pytest.mark.slow
+def test_dry_run_of_trials_with_a_teacher_estimates_them(given, tmp_path):
+    write_weights(tmp_path / "teacher", given / "vocab.txt", head=("north", "south"), bias=0.5)
+    config = small_sweep(given, {"learning_rate": (1e-3,)}, teacher=str(tmp_path / "teacher"))
+    assert sweep.sweep(config, tmp_path / "sweep", dry_run=True)["trials"] == 1
 
 
 WRONG = {

@@ -20,6 +20,7 @@ from bert_jax.finetuning.finetune_setup import FinetuneSetup, setup_finetuning
 from bert_jax.finetuning.pretrained_head import check_modules
 from bert_jax.finetuning.soft_targets import SOFT_LOSSES
 from bert_jax.finetuning.step import predict
+from bert_jax.finetuning.task_data import TaskData, read_task_data
 from bert_jax.finetuning.trials import pad_to_trial_axis, stack_trees
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tasks import spans
@@ -27,14 +28,14 @@ from bert_jax.tasks.tag_sets import scheme_of_labels
 from bert_jax.tasks.task import Task
 
 
-def with_teacher(setup: FinetuneSetup) -> FinetuneSetup:
-    """Returns the setup with the outputs of `config.teacher`, if there is one to learn from.
+def with_teacher(config: ConfigDict, data: TaskData) -> TaskData:
+    """Returns the data with the outputs of `config.teacher`, if there is one to learn from.
 
     Raises ValueError if it has another head or other labels, or does not fit the examples.
     """
-    config, task = setup.config, setup.task
+    task = data.task
     if not config.teacher:
-        return setup
+        return data
     if task.head.name not in SOFT_LOSSES:
         raise ValueError(
             f"config.teacher={config.teacher}: expected none, as there are no soft targets for "
@@ -43,7 +44,7 @@ def with_teacher(setup: FinetuneSetup) -> FinetuneSetup:
     teacher = read_teacher(config, task)
     is_per_position = task.head.input_kind == "positions"
     if is_per_position:
-        check_same_tokens(config, teacher.task.train, task.train)
+        check_same_tokens(config, teacher.data.task.train, task.train)
     outputs = predict_examples(teacher)
     train = [
         dataclasses.replace(feature, teacher_outputs=output)
@@ -52,10 +53,10 @@ def with_teacher(setup: FinetuneSetup) -> FinetuneSetup:
     shape = outputs[0].shape[-1:]
     layout = LabelLayout(dtype=np.float32, per_position=is_per_position, shape=shape)
     return dataclasses.replace(
-        setup,
+        data,
         task=dataclasses.replace(task, train=train),
-        contents=setup.contents | {"teacher": teacher.contents["init_from"]},
-        teacher_layout=layout,
+        train_shape=dataclasses.replace(data.shape, teacher_layout=layout),
+        contents=data.contents | {"teacher": teacher.data.contents["init_from"]},
     )
 
 
@@ -74,7 +75,7 @@ def read_teacher(config: ConfigDict, task: Task) -> FinetuneSetup:
     max_length = teacher.settings["architecture"]["max_position_embeddings"]
     config = with_settings_of_head(config, head, max_length)
     logging.info("Reading the training examples as the teacher in %s does", config.init_from)
-    return setup_finetuning(config, teacher.params, teacher.settings, teacher.tokenizer)
+    return setup_finetuning(config, teacher, read_task_data(config, teacher))
 
 
 def with_settings_of_head(
@@ -138,13 +139,14 @@ def check_same_tokens(
 
 def predict_examples(teacher: FinetuneSetup) -> list[np.ndarray]:
     """Returns the outputs of the teacher's head for each training example."""
-    stack = stack_trees(pad_to_trial_axis([teacher.pretrained], teacher.mesh))
+    data, steps = teacher.data, teacher.steps
+    stack = stack_trees(pad_to_trial_axis([data.pretrained], teacher.mesh))
     prediction, *_ = predict(
-        teacher.predict_step,
-        jax.device_put(stack, teacher.stack_shardings.params),
-        teacher.task.head,
-        teacher.task.train,
-        teacher.shape,
+        steps.predict,
+        jax.device_put(stack, steps.stack_shardings.params),
+        data.task.head,
+        data.task.train,
+        data.shape,
         teacher.rows_per_prediction,
         batch_sharding(teacher.mesh),
     )

@@ -13,7 +13,8 @@ import numpy as np
 from absl import logging
 
 from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
-from bert_jax.finetuning.finetune_setup import FinetuneSetup, index_leaves
+from bert_jax.finetuning.finetune_setup import FinetuneSetup
+from bert_jax.finetuning.stack_steps import index_leaves
 from bert_jax.finetuning.step import Prediction
 from bert_jax.finetuning.trials import (
     Trial,
@@ -23,7 +24,6 @@ from bert_jax.finetuning.trials import (
     tune_and_score,
 )
 from bert_jax.runtime.errors import NonFiniteLoss
-from bert_jax.sharding.rules import with_shardings
 from bert_jax.tasks.task import Split
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import write_json
@@ -53,7 +53,9 @@ class Stack:
         directory: pathlib.Path,
         checkpointer: Checkpointer,
     ):
-        self._setup, self._directory, self._checkpointer = setup, directory, checkpointer
+        self._steps, self._mesh = setup.steps, setup.mesh
+        self._task, self._pretrained = setup.data.task, setup.data.pretrained
+        self._directory, self._checkpointer = directory, checkpointer
         self._saved_names = saved_trials(directory)
         self.first_step = checkpointer.latest_step() or 0
         self.runs = [TrialRun(setup, trial, self.first_step) for trial in trials]
@@ -65,7 +67,7 @@ class Stack:
     @property
     def members(self) -> list[TrialRun]:
         """The trial of each entry of the state's leading axis."""
-        return pad_to_trial_axis(self.runs, self._setup.mesh)
+        return pad_to_trial_axis(self.runs, self._mesh)
 
     @property
     def is_finished(self) -> bool:
@@ -77,33 +79,28 @@ class Stack:
 
     def initial_state(self) -> TrainState:
         """Returns the state of the last checkpoint, or a fresh one without a checkpoint."""
-        setup = self._setup
         if not self.first_step:
-            return setup.jitted_init(
-                stack_trees([run.key for run in self.members]), setup.pretrained
-            )
+            keys = stack_trees([run.key for run in self.members])
+            return self._steps.init(keys, self._pretrained)
         logging.info("Resuming from step %d in %s", self.first_step, self._directory)
         names = self._saved_names
-        if len(names) % (size := setup.mesh.shape["trial"]):
+        if len(names) % (size := self._mesh.shape["trial"]):
             expected = f"expected a size that divides the {len(names)} saved trials in"
             raise ValueError(f"config.mesh.trial={size}: {expected} {self._directory}/checkpoints")
-        keys = jax.random.split(jax.random.key(0), len(names))
-        shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
         self._positions = [names.index(trial_name(run.trial, self._directory)) for run in self.runs]
         settings = load_settings(self._directory / f"checkpoints/{self.first_step}")
         self.unreported = [
             {name: np.array(values, np.float32) for name, values in step.items()}
             for step in settings.get("unreported", [])
         ]
-        abstract = with_shardings(shapes, setup.stack_shardings)
-        return self._checkpointer.restore(self.first_step, abstract)
+        return self._checkpointer.restore(self.first_step, self._steps.abstract_state(len(names)))
 
     def begin(self, state: TrainState) -> tuple[TrainState, int, int]:
         """Returns the state of the members, and the steps (start, stop) until the first ends."""
         start, self._stop = self._stop, min(run.num_steps for run in self.runs)
-        indices = pad_to_trial_axis(self._positions, self._setup.mesh)
+        indices = pad_to_trial_axis(self._positions, self._mesh)
         if indices != list(range(len(jax.tree.leaves(state.params)[0]))):  # Avoids a copy.
-            state = self._setup.select_trials(state, np.array(indices))
+            state = self._steps.select(state, np.array(indices))
         self.unreported = [index_leaves(step, np.array(indices)) for step in self.unreported]
         self._checkpointer.settings = self.runs[0].settings | {"stacked_trials": self.names()}
         if not start and jax.process_index() == 0:
@@ -115,7 +112,7 @@ class Stack:
 
         Finishes the trials that diverged.
         """
-        values = jax.device_get([self._setup.replicate(each) for each in self.unreported])
+        values = jax.device_get([self._steps.replicate(each) for each in self.unreported])
         self.unreported = []
         for index, run in enumerate(self.runs):
             try:
@@ -129,7 +126,7 @@ class Stack:
         """Saves the state, and the metrics of the steps that are not in a report yet."""
         for run in self.runs:
             run.writer.sync()
-        values = jax.device_get([self._setup.replicate(each) for each in self.unreported])
+        values = jax.device_get([self._steps.replicate(each) for each in self.unreported])
         waiting = {"unreported": jax.tree.map(lambda each: each.tolist(), values)}
         self._checkpointer.settings = self._checkpointer.settings | waiting
         self._checkpointer.save(state)
@@ -141,7 +138,7 @@ class Stack:
 
         Evaluates only the trials that end at `step`, unless it `is_regular`.
         """
-        task = self._setup.task
+        task = self._task
         outputs = predict(task.selection_split, params)
         for index, prediction in enumerate(outputs[: len(self.runs)]):
             run = self.runs[index]
@@ -155,7 +152,7 @@ class Stack:
                 run.set_score(scores)
                 continue
             beat(f"saving step {step} as the best", limited=False)
-            run.save_best(step, self._setup.pick(params, index), scores, tuned)
+            run.save_best(step, self._steps.pick(params, index), scores, tuned)
             run.prediction, run.prediction_size = prediction, len(self.members)
 
     def finish(self, params: dict, predict: Predict, began: float, beat: Callable) -> None:
@@ -180,28 +177,28 @@ class Stack:
         self.runs = [self.runs[index] for index in self._positions]
 
     def _save_unsaved(self, ending: list[TrialRun], params: dict, predict: Predict) -> None:
-        selector = self._setup.task.selection_split
+        selector = self._task.selection_split
         unsaved = [
             index for index, run in enumerate(self.runs) if run in ending and run.best_step is None
         ]
         outputs = predict(selector, params) if unsaved and selector else None
         for index in unsaved:
             scores, tuned = tune_and_score(selector, outputs[index]) if outputs else ({}, {})
-            params_of_trial = self._setup.pick(params, index)
+            params_of_trial = self._steps.pick(params, index)
             self.runs[index].save_best(self._stop, params_of_trial, scores, tuned)
 
     def _predict_best(self, ending: list[TrialRun], predict: Predict) -> dict[str, list]:
         """Returns, for each split, what the best checkpoints of the ending trials predict."""
-        setup, predictions = self._setup, {}
-        padded = pad_to_trial_axis(ending, setup.mesh)
+        task, predictions = self._task, {}
+        padded = pad_to_trial_axis(ending, self._mesh)
         # Predictions are not repeated where a stack of the same size made them: one of another
         # size, after resuming, could round otherwise.
         if all(run.prediction and run.prediction_size == len(padded) for run in ending):
-            name = setup.task.selection_split.name
+            name = task.selection_split.name
             predictions[name] = [run.prediction for run in ending]
-        if splits := [split for split in setup.task.splits if split.name not in predictions]:
+        if splits := [split for split in task.splits if split.name not in predictions]:
             best = stack_trees([run.read_best_params() for run in padded])
-            params = jax.device_put(best, setup.stack_shardings.params)
+            params = jax.device_put(best, self._steps.stack_shardings.params)
             predictions |= {split.name: predict(split, params) for split in splits}
         return predictions
 

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.checkpoints import native
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
+from bert_jax.finetuning.hyperparameters import finetune_schedule
 from bert_jax.finetuning.step import Prediction
 from bert_jax.runtime.buckets import absolute, is_bucket
 from bert_jax.runtime.errors import NonFiniteLoss
@@ -56,11 +57,13 @@ class TrialRun:
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
-        self._setup = setup
         self.trial, self.seed = trial, trial.config.seed
         self.settings = setup.settings(trial.config)
         self.num_steps = setup.num_steps(trial.config)
         self.hyperparameters = setup.hyperparameters(trial.config)
+        self._schedule = finetune_schedule(trial.config, self.hyperparameters)
+        self._task, self._tokenizer = setup.data.task, setup.tokenizer
+        self._steps_per_epoch = setup.steps_per_epoch
         self.key = jax.random.key(self.seed)
         result = trial.result or {}
         self.finished, self.diverged = bool(result), result.get("diverged")
@@ -85,8 +88,7 @@ class TrialRun:
         """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
         values = monitoring.check_finite(step_metrics, step)
         values = {f"train/{name}": float(value) for name, value in values.items()}
-        schedule = self._setup.schedule(self.hyperparameters)
-        values |= {"learning_rate": float(schedule(step - 1)), "seconds": seconds}
+        values |= {"learning_rate": float(self._schedule(step - 1)), "seconds": seconds}
         self.loss = values["train/loss"]
         self.writer.write(step, values)
 
@@ -99,7 +101,7 @@ class TrialRun:
     def evaluate(self, step: int, split: str, scores: dict[str, float]) -> None:
         """Writes and logs the scores of a split after `step`."""
         self.writer.write(step, {f"{split}/{name}": score for name, score in scores.items()})
-        epoch, name = step / self._setup.steps_per_epoch, self.trial.workdir.name
+        epoch, name = step / self._steps_per_epoch, self.trial.workdir.name
         shown = ", ".join(f"{metric} {score:.4f}" for metric, score in scores.items())
         logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, shown)
 
@@ -120,18 +122,18 @@ class TrialRun:
 
     @property
     def _metric(self) -> str:
-        return self._setup.task.metric.rpartition("/")[-1]
+        return self._task.metric.rpartition("/")[-1]
 
     def save_best(self, step: int, params: dict, scores: dict[str, float], tuned: dict) -> None:
         """Writes `params`, their scores and the `tuned` head settings as the best checkpoint."""
-        task, self.best_step = self._setup.task, step
+        task, self.best_step = self._task, step
         self.set_score(scores)
         settings = self.settings | {"step": step, "score": self.score, "scores": scores}
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
         kept = {name: each for name, each in task.head_settings.items() if name in task.tuned}
         settings["tuned_head_settings"] = kept | tuned
         self.writer.sync()
-        native.write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
+        native.write_checkpoint(self.best / str(step), params, settings, self._tokenizer)
         for old_step in native.saved_steps(self.best):
             if old_step != step and self.writes:
                 remove = native.remove_checkpoint if is_bucket(self.best) else shutil.rmtree
@@ -145,7 +147,7 @@ class TrialRun:
 
     def finish(self, predictions: dict[str, Prediction], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
-        task, directory = self._setup.task, self.writer.directory / "predictions"
+        task, directory = self._task, self.writer.directory / "predictions"
         result, files = {"steps": self.num_steps, "best_step": self.best_step}, []
         # Without a selector, collapse is judged on the first split with labels, or on the first.
         labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
@@ -181,9 +183,8 @@ class TrialRun:
         self.finished = True
         self.writer.close()
         if self.writes:
-            task = self._setup.task
             # Without a split to select on, no metric has selected anything.
-            selected = {"metric": task.metric} if task.selection_split else {}
+            selected = {"metric": self._task.metric} if self._task.selection_split else {}
             write_json(self.trial.result_path, {"seed": self.seed} | selected | result)
 
 

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.data.features import finetune_batches
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.sharding.rules import stack_shardings, with_shardings
 from bert_jax.training.optimizer import Hyperparameters
 
 
@@ -39,12 +38,10 @@ def compile_step(setup: FinetuneSetup, num_trials: int = 1, num_batches: int = 1
     """Compiles the step for `num_trials` per device of `trial`, and reads its first batches."""
     mesh, count = setup.mesh, num_trials * setup.mesh.shape["trial"]
     keys = jax.random.split(jax.random.key(0), count)
-    shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
-    shardings = setup.shardings.map_trials(stack_shardings)
     batches = list(
         finetune_batches(
-            setup.task.train,
-            setup.shape,
+            setup.data.task.train,
+            setup.data.train_shape,
             NamedSharding(mesh, P("trial", *batch_sharding(mesh).spec)),
             batch_size=setup.config.batch_size,
             rows_per_microbatch=setup.rows_per_microbatch,
@@ -55,8 +52,8 @@ def compile_step(setup: FinetuneSetup, num_trials: int = 1, num_batches: int = 1
     )
     values = setup.hyperparameters(setup.config)
     hyperparameters = jax.tree.map(lambda value: value.repeat(count), values)
-    state = with_shardings(shapes, shardings)
-    lowered = setup.update_step.lower(state, *batches[0], keys, hyperparameters)
+    state = setup.steps.abstract_state(count)
+    lowered = setup.steps.update.lower(state, *batches[0], keys, hyperparameters)
     return CompiledStep(lowered.compile(), keys, hyperparameters, batches)
 
 

@@ -28,17 +28,19 @@ class Cost(NamedTuple):
 
     def seconds(self, setup: FinetuneSetup, trial: Trial) -> float:
         """Returns the time of a trial: its steps, evaluations, and predictions at the end."""
-        steps, selector = setup.num_steps(trial.config), setup.task.selection_split
+        steps, selector = setup.num_steps(trial.config), setup.data.task.selection_split
         num_evaluations = math.ceil(steps / (setup.config.eval_every or setup.steps_per_epoch))
         examples = num_evaluations * len(selector.features)
-        examples += sum(len(each.features) for each in setup.task.splits if each is not selector)
+        examples += sum(
+            len(each.features) for each in setup.data.task.splits if each is not selector
+        )
         return steps * self.step_seconds + examples * self.example_seconds
 
 
 def measure(setup: FinetuneSetup) -> Cost:
     """Compiles the step of one trial, and times a few steps and predictions of it."""
     step = memory.compile_step(setup, num_batches=1 + TIMED_STEPS)
-    state = setup.jitted_init(step.keys, setup.pretrained)
+    state = setup.steps.init(step.keys, setup.data.pretrained)
     for number, batch in enumerate(step.batches):
         state, _ = step.function(state, *batch, step.keys, step.hyperparameters)
         if number == 0:
@@ -46,15 +48,15 @@ def measure(setup: FinetuneSetup) -> Cost:
             began = time.monotonic()
     jax.block_until_ready(state)
     step_seconds = (time.monotonic() - began) / TIMED_STEPS
-    features = setup.task.selection_split.features[: 2 * setup.rows_per_prediction]
+    features = setup.data.task.selection_split.features[: 2 * setup.rows_per_prediction]
     for _ in range(2):  # The first compiles.
         began = time.monotonic()
         predict(
-            setup.predict_step,
+            setup.steps.predict,
             state.params,
-            setup.task.head,
+            setup.data.task.head,
             features,
-            setup.shape,
+            setup.data.shape,
             setup.rows_per_prediction,
             batch_sharding(setup.mesh),
         )

@@ -126,18 +126,18 @@ def test_teacher_outputs_are_what_it_predicts(given, tmp_path):
     setup = finetune.prepare(given)
     texts = [line.split(",")[0] for line in LINES]
     expected = bert_jax.load(given.teacher).classify(texts, top_k=2)
-    for feature, labels in zip(setup.task.train, expected, strict=True):
+    for feature, labels in zip(setup.data.task.train, expected, strict=True):
         probabilities = np.exp(log_softmax(feature.teacher_outputs.astype(float)))
         found = dict(zip(LABELS, probabilities, strict=True))
         assert found == pytest.approx({each.label: each.probability for each in labels}, abs=1e-5)
-    assert all(feature.teacher_outputs is None for feature in setup.task.splits[0].features)
+    assert all(feature.teacher_outputs is None for feature in setup.data.task.splits[0].features)
     assert set(setup.settings(given)["contents"]) >= {"init_from", "teacher"}
 
 
 def test_teacher_with_another_vocabulary_reads_the_text_itself(given, tmp_path):
     vocabulary = write_vocabulary(tmp_path / "other.txt", WORDS[::-1])
     given.teacher = str(write_weights(tmp_path / "reversed", vocabulary, head=LABELS))
-    outputs = [feature.teacher_outputs for feature in finetune.prepare(given).task.train]
+    outputs = [feature.teacher_outputs for feature in finetune.prepare(given).data.task.train]
     texts = [line.split(",")[0] for line in LINES]
     expected = bert_jax.load(given.teacher).classify(texts, top_k=2)
     for output, labels in zip(outputs, expected, strict=True):

@@ -47,7 +47,7 @@ def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
 )
 def test_lowest_loss_breaks_ties_of_scores(evaluations, best):
     run = object.__new__(TrialRun)
-    run._setup = SimpleNamespace(task=SimpleNamespace(metric="dev/f1"))
+    run._task = SimpleNamespace(metric="dev/f1")
     run.score = run.score_loss = None
     chosen = None
     for index, (score, loss) in enumerate(evaluations):

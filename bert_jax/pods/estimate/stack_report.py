@@ -4,7 +4,7 @@ The step is the same as in the run, but without its weights and examples: the mo
 BERT_BASE, and each example takes a row of `max_seq_length` tokens.
 """
 
-import types
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -13,7 +13,9 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import RowShape
-from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers
+from bert_jax.finetuning.finetune_setup import check_numbers
+from bert_jax.finetuning.hyperparameters import finetune_optimizer, make_hyperparameters
+from bert_jax.finetuning.stack_steps import build_stack_steps
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
@@ -21,7 +23,6 @@ from bert_jax.pods.chips import GIB, parse_topology
 from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import step_cost
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.sharding.rules import stack_shardings, with_shardings
 
 HEADS = {
     "text_classification": heads.CLASSIFICATION,
@@ -93,19 +94,16 @@ def compile_stack(
         label_layout=head.label_layout,
         pad_id=0,
     )
-    setup = FinetuneSetup(
-        config=config,
-        task=types.SimpleNamespace(head=head),
-        tokenizer=None,
-        head_settings=settings,
-        contents={},
+    num_layers, trains_encoder = model.config.num_layers, head.trains_encoder
+    steps = build_stack_steps(
+        model,
+        mesh,
+        head=head,
+        train_head=head,
+        optimizer=functools.partial(finetune_optimizer, config, num_layers, trains_encoder),
+        row=shape.build([], 1),
         pretrained={"encoder": {}},
-        model=model,
-        mesh=mesh,
-        shape=shape,
         rows_per_microbatch=config.batch_size,
-        rows_per_prediction=config.batch_size,
-        steps_per_epoch=1,
     )
 
     def abstract(leaf, *axes):
@@ -113,17 +111,18 @@ def compile_stack(
         return jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype, sharding=sharding)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = jax.eval_shape(setup.init, key, setup.pretrained)
-    state = shapes.map_trials(lambda tree: jax.tree.map(abstract, tree))
-    stacked = setup.shardings.map_trials(stack_shardings)
-    state = with_shardings(state, stacked)
     row_axes = batch_sharding(mesh).spec
     empty = shape.build([], config.batch_size)
     rows = {name: abstract(array, *row_axes) for name, array in empty.items()}
-    hyperparameters = jax.tree.map(abstract, setup.hyperparameters(config))
+    hyperparameters = make_hyperparameters(config, model.config, num_steps=1)
     num_microbatches = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
     return compilation.compile_program(
-        setup.update_step, state, rows, num_microbatches, abstract(key), hyperparameters
+        steps.update,
+        steps.abstract_state(num_trials),
+        rows,
+        num_microbatches,
+        abstract(key),
+        jax.tree.map(abstract, hyperparameters),
     )
 
 

@@ -1,4 +1,4 @@
-"""Setup of fine-tuning from a configuration."""
+"""Weights of classes."""
 
 import dataclasses
 
@@ -7,9 +7,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import NO_LABEL, ModelInput
-from bert_jax.finetuning.finetune_setup import find_class_weights, log_task
+from bert_jax.finetuning.class_weights import find_class_weights
 from bert_jax.model import heads
-from bert_jax.tasks.task import Split, Task
+from bert_jax.tasks.task import Task
 
 
 def task_of(head: heads.Head, labels: list) -> Task:
@@ -56,27 +56,3 @@ def test_weights_that_outweigh_the_frequent_class_are_reported(caplog):
     assert record.getMessage().endswith("config.class_weights=1,4.87,9.75")
     find_class_weights(ConfigDict({"class_weights": (1, 4.87, 9.75)}), task)
     assert len(caplog.records) == 1
-
-
-def test_splits_and_notes_that_do_not_exist_are_not_logged(caplog):
-    caplog.set_level("INFO", "absl")
-    task = dataclasses.replace(task_of(heads.CLASSIFICATION, []), train=[])
-    log_task(task, None, 0)
-    log_task(dataclasses.replace(task, notes={"truncated": 3}), None, 0)
-    assert [record.getMessage() for record in caplog.records] == ["Notes: truncated: 3"]
-
-
-def test_log_counts_examples_of_splits_not_their_features(caplog):
-    caplog.set_level("INFO", "absl")
-    features = [ModelInput((), ())] * 1500
-    splits = [
-        Split("dev", features, None, None, counts={"queries": 1200, "passages": 300}),
-        Split("test", features, None, None, counts={"questions": 700}),
-        Split("other", features, None, None),
-    ]
-    task = dataclasses.replace(task_of(heads.CLASSIFICATION, []), train=[], splits=tuple(splits))
-    log_task(task, None, 0)
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert line == (
-        "Splits: dev (1,200 queries, 300 passages), test (700 questions), other (1,500 examples)"
-    )

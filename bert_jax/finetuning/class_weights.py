@@ -1,0 +1,81 @@
+"""The weights of classes in the loss, given or balanced."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from bert_jax.data.features import NO_LABEL
+from bert_jax.tasks.task import Task
+
+LARGE_RATIO = 10.0
+"""Ratio of the largest class weight to that of the most frequent class that gives a warning."""
+
+
+def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
+    """Returns the weight of each class; balanced: labels / (classes * labels of the class).
+
+    A class without training examples never enters the loss: it is not counted and has weight 1.
+    Raises ValueError if another weight is given for it. Warns if a weight is so large that its
+    class is predicted where it is improbable.
+    """
+    given = weights = tuple(config.class_weights)
+    if not given:
+        return ()
+    has_classes = task.head.name in ("classification", "tagging", "feature_based")
+    classes = task.labels if has_classes else ()
+    if classes:
+        labels = np.concatenate([np.ravel(feature.label) for feature in task.train])
+        counts = np.bincount(labels[labels != NO_LABEL], minlength=len(classes))
+    if given == ("balanced",) and classes:
+        balanced = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        weights = tuple(np.where(counts, balanced, 1.0).tolist())
+    is_valid = all(isinstance(each, int | float) and 0 < each < math.inf for each in weights)
+    if not is_valid or len(weights) != len(classes):
+        valid = f"a positive number for each class ({', '.join(classes)}), or balanced"
+        raise ValueError(
+            f"config.class_weights={','.join(map(str, given))}: expected "
+            f"{valid if classes else 'none, as this task has no classes'}"
+        )
+    for label, weight, count in zip(classes, weights, counts, strict=True):
+        if not count and weight != 1:
+            raise ValueError(
+                f"config.class_weights={','.join(map(str, given))}: {label!r} has the weight "
+                f"{weight:g}, but no examples in train: give it the weight 1, or remove the class"
+            )
+    warn_of_large_weights(classes, weights, counts)
+    return weights
+
+
+def warn_of_large_weights(
+    classes: Sequence[str], weights: Sequence[float], counts: np.ndarray
+) -> None:
+    """Warns if the weight of a class is so large that it is predicted where it is improbable.
+
+    A calibrated model predicts the class, not the most frequent one, if its probability p times its
+    weight exceeds 1 - p times the weight of the most frequent class.
+    """
+    weights = np.array(weights)
+    frequent = int(np.argmax(counts))
+    rare = int(np.argmax(np.where(counts > 0, weights, 0)))
+    ratio = weights[rare] / weights[frequent]
+    if ratio < LARGE_RATIO:
+        return
+    roots = np.sqrt(weights / weights.min()).round(2)
+    logging.warning(
+        "class_weights: %r (%d of %d labels in train) has %.3g times the weight of %r (%d), so it "
+        "is predicted at any probability above %.2g: more of its examples are found, but up to "
+        "%.0f %% of its predictions may be wrong. Compare precision in predictions/*_classes.tsv "
+        "with a run without weights, or with their square roots: config.class_weights=%s",
+        classes[rare],
+        counts[rare],
+        counts.sum(),
+        ratio,
+        classes[frequent],
+        counts[frequent],
+        1 / (1 + ratio),
+        100 * ratio / (1 + ratio),
+        ",".join(f"{root:g}" for root in roots),
+    )

@@ -1,0 +1,64 @@
+"""The numbers in which trials may differ, and the schedule and optimizer that they give."""
+
+import dataclasses
+
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from bert_jax.training.optimizer import (
+    Hyperparameters,
+    make_optimizer,
+    make_schedule,
+    scale_updates_by_layer,
+)
+
+RATES = ("dropout_rate", "attention_dropout_rate")
+"""Fields of `config.model` in which trials may differ; None means the rate of the weights."""
+
+
+def architecture_of_trial(trial: ConfigDict, architecture):
+    """Returns `architecture`, that of the weights, with the dropout rates that the trial sets."""
+    rates = {name: trial.model[name] for name in RATES if trial.model[name] is not None}
+    return dataclasses.replace(architecture, **rates)
+
+
+def make_hyperparameters(trial: ConfigDict, architecture, num_steps: int) -> Hyperparameters:
+    """Returns the numbers of a trial of `num_steps`; `architecture` is that of the weights."""
+    architecture = architecture_of_trial(trial, architecture)
+    attention_dropout_rate = architecture.attention_dropout_rate
+    if attention_dropout_rate is None:
+        attention_dropout_rate = architecture.dropout_rate
+    return Hyperparameters(
+        learning_rate=np.float32(trial.learning_rate),
+        weight_decay=np.float32(trial.weight_decay),
+        warmup_steps=np.float32(round(trial.warmup_fraction * num_steps)),
+        num_steps=np.float32(max(num_steps, 1)),
+        dropout_rate=np.float32(architecture.dropout_rate),
+        attention_dropout_rate=np.float32(attention_dropout_rate),
+    )
+
+
+def finetune_schedule(config: ConfigDict, values: Hyperparameters) -> optax.Schedule:
+    """Returns the learning rate of each step; the values may be traced."""
+    return make_schedule(
+        values.learning_rate,
+        values.num_steps,
+        values.warmup_steps,
+        decay_from=config.decay_from,
+        power=config.decay_power,
+    )
+
+
+def finetune_optimizer(
+    config: ConfigDict, num_layers: int, trains_encoder: bool, values: Hyperparameters
+) -> optax.GradientTransformation:
+    """Builds the optimizer of a trial, of an encoder of `num_layers`; the values may be traced."""
+    optimizer = make_optimizer(
+        config.optimizer,
+        finetune_schedule(config, values),
+        weight_decay=values.weight_decay,
+        clip_norm=config.clip_norm,
+    )
+    num_frozen = config.freeze_layers if trains_encoder else num_layers
+    return scale_updates_by_layer(optimizer, num_layers, config.layer_decay, num_frozen)

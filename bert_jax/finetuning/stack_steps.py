@@ -1,0 +1,119 @@
+"""The jitted functions of a stack of trials, whose state has a leading axis of trials."""
+
+import dataclasses
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.finetuning.step import make_finetune_step, make_predict_step
+from bert_jax.model.architecture import architecture_of
+from bert_jax.model.heads import Head
+from bert_jax.sharding.rules import (
+    TASK_RULES,
+    infer_shardings,
+    stack_shardings,
+    with_shardings,
+)
+from bert_jax.training.optimizer import Hyperparameters
+from bert_jax.training.state import TRIAL_AXES, TrainState
+
+ANY_HYPERPARAMETERS = Hyperparameters(*np.ones(6, np.float32))
+"""The initial state of an optimizer does not depend on their values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StackSteps:
+    """The jitted functions of a stack of trials: compiled once for all stacks of one size.
+
+    Attributes:
+      shapes, shardings: of the state of one trial.
+      stack_shardings: of the state of a stack.
+      init: (keys `[trials]`, pretrained parameters) -> the initial state of a stack.
+      update: as `make_finetune_step` describes it.
+      predict: as `make_predict_step` describes it.
+      select: (state of a stack, indices of trials) -> the state of these trials.
+      pick: (parameters of a stack, index of a trial) -> its parameters.
+      replicate: (metrics of a stack) -> the same on all devices.
+    """
+
+    shapes: TrainState
+    shardings: TrainState
+    stack_shardings: TrainState
+    init: Callable
+    update: Callable
+    predict: Callable
+    select: Callable
+    pick: Callable
+    replicate: Callable
+
+    def abstract_state(self, num_trials: int) -> TrainState:
+        """Returns the shapes, dtypes and shardings of the state of `num_trials`."""
+
+        def stacked(leaf):
+            return jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype)
+
+        shapes = self.shapes.map_trials(lambda tree: jax.tree.map(stacked, tree))
+        return with_shardings(shapes, self.stack_shardings)
+
+
+def build_stack_steps(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    head: Head,
+    train_head: Head,
+    optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
+    row: dict[str, jax.Array],
+    pretrained: dict,
+    rows_per_microbatch: int,
+) -> StackSteps:
+    """Builds the functions; computes and compiles nothing.
+
+    Args:
+      model, mesh: of all trials.
+      head: the task's, with which they predict.
+      train_head: the same with the loss that they minimize, which may also compare with a teacher.
+      optimizer: hyperparameters of a trial -> its optimizer.
+      row: the arrays of any row.
+      pretrained: the parameters to start from, or their shapes.
+      rows_per_microbatch: over all devices.
+    """
+
+    def init(key, pretrained):
+        fresh = model.init(key, jax.tree.map(jnp.asarray, row))["params"]
+        params = fresh | pretrained | {"encoder": fresh["encoder"] | pretrained["encoder"]}
+        opt_state = optimizer(ANY_HYPERPARAMETERS).init(params)
+        return TrainState(jnp.zeros([], jnp.int32), params, opt_state)
+
+    def init_stack(keys, pretrained):
+        return jax.vmap(init, in_axes=(0, None), out_axes=TRIAL_AXES)(keys, pretrained)
+
+    def select(state, indices):
+        return state.map_trials(lambda tree: index_leaves(tree, indices))
+
+    shapes = jax.eval_shape(init, jax.random.key(0), pretrained)
+    rules = (*TASK_RULES, *architecture_of(model.config).RULES)
+    shardings = infer_shardings(shapes, mesh, rules)
+    stacked = shardings.map_trials(stack_shardings)
+    return StackSteps(
+        shapes=shapes,
+        shardings=shardings,
+        stack_shardings=stacked,
+        init=jax.jit(init_stack, out_shardings=stacked),
+        update=make_finetune_step(model, train_head, optimizer, shardings, rows_per_microbatch),
+        predict=make_predict_step(model, mesh, head),
+        select=jax.jit(select, out_shardings=stacked),
+        pick=jax.jit(index_leaves, out_shardings=shardings.params),
+        replicate=jax.jit(lambda metrics: metrics, out_shardings=NamedSharding(mesh, P())),
+    )
+
+
+def index_leaves(tree, index):
+    """Returns the tree of the leaves at `index` of their leading axis."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)

@@ -1,0 +1,155 @@
+"""What a run trains on: examples, rows, head, and the parameters to start from."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from bert_jax.checkpoints.parameters import LoadedModel
+from bert_jax.data.features import RowShape, check_segments
+from bert_jax.finetuning.class_weights import find_class_weights
+from bert_jax.finetuning.pretrained_head import initial_params
+from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.heads import TARGET_SCALE, with_target_std
+from bert_jax.runtime.named_modules import import_part
+from bert_jax.tasks.tables import content_hash
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.state import parameters_hash
+
+TO_PREDICT = (
+    "to predict with a trained model, run python -m bert_jax.predict --model=DIR --input=FILE "
+    "--output=FILE"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """What a run trains on: the same for runs that differ only in `TRAINING_FIELDS`.
+
+    Attributes:
+      task: its examples, and its head with the weights of the classes.
+      head_settings: of the head, as checkpoints store them.
+      pretrained: the parameters to start from; the others are randomly initialized.
+      shape: the rows of examples.
+      train_shape: the rows to train on, which also hold the outputs of any teacher.
+      contents: hashes of the files, weights and vocabulary that are read, by name, which
+        checkpoints store.
+    """
+
+    task: Task
+    head_settings: dict
+    pretrained: dict
+    shape: RowShape
+    train_shape: RowShape
+    contents: dict
+
+
+def read_task_data(
+    config: ConfigDict, source: LoadedModel, labels_of_run: Sequence[str] = ()
+) -> TaskData:
+    """Reads the examples of `config`, and what the head takes from the initial weights.
+
+    `source` has these weights; `labels_of_run` are the labels of a run to resume. Raises ValueError
+    or FileNotFoundError if the configuration or the files are invalid.
+    """
+    saved_head, tokenizer = source.settings.get("head"), source.tokenizer
+    task = read_task(config, saved_head, tokenizer, labels_of_run)
+    if not task.train:
+        raise ValueError(f"task={config.task} has no examples to train on; {TO_PREDICT}")
+
+    head_settings = {"task": task.head.name, "labels": list(task.labels)}
+    head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings
+    if lstm_size := config.model.lstm_size:
+        if task.head.module or "lstm_size" not in task.head.options:
+            name = task.head.name
+            raise ValueError(f"config.model.lstm_size={lstm_size}: expected 0 for task {name}")
+        head_settings["lstm_size"] = lstm_size
+    pretrained = initial_params(source.params, saved_head, head_settings, config.new_head)
+    if "head" in pretrained:
+        tuned = {name: saved_head[name] for name in task.tuned if name in saved_head}
+        task = task.with_settings(tuned)
+        head_settings |= tuned
+        # A pretrained head keeps the scale of its outputs, whatever the labels of this run.
+        for name in TARGET_SCALE:
+            head_settings.pop(name, None)
+            if name in saved_head:
+                head_settings[name] = saved_head[name]
+    if "target_std" in head_settings:
+        head = with_target_std(task.head, head_settings["target_std"])
+        task = dataclasses.replace(task, head=head)
+
+    architecture = config_from_settings(source.settings)
+    check_segments(architecture, task.train)
+    for split in task.splits:
+        check_segments(architecture, split.features)
+    sequences_per_feature = len(task.train[0].sequences)
+    shape = RowShape(  # Large enough for any feature.
+        length=config.max_seq_length * sequences_per_feature,
+        max_sequences=max(config.max_seq_length // 8, 1) * sequences_per_feature,
+        label_layout=task.head.label_layout,
+        pad_id=tokenizer.pad_id,
+        sequences_per_feature=sequences_per_feature,
+    )
+
+    data_dir = config.data.get("data_dir", "")
+    contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
+    contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}
+    return TaskData(
+        task=task,
+        head_settings=head_settings,
+        pretrained=pretrained,
+        shape=shape,
+        train_shape=shape,
+        contents=contents,
+    )
+
+
+def read_task(
+    config: ConfigDict,
+    saved_head: dict | None,
+    tokenizer: Tokenizer,
+    labels_of_run: Sequence[str] = (),
+) -> Task:
+    """Reads the examples of `config`; `saved_head` describes the head in the weights.
+
+    Labels found in the examples keep the order of the run to resume, or of a head with the same
+    labels, because earlier versions may have sorted them otherwise. Raises ValueError or
+    FileNotFoundError if the configuration or the files are invalid.
+    """
+    try:
+        module = import_part("bert_jax.tasks", config.task, "get_task")
+    except ValueError as error:
+        raise ValueError(f"config.task={config.task}: {error}") from None
+    task, order = module.get_task(config, tokenizer), list(labels_of_run)
+    if not order and saved_head and saved_head["task"] == task.head.name and not config.new_head:
+        order = list(saved_head["labels"])
+    is_found = "labels" in config.data and not any(map(str, config.data.labels))
+    if is_found and order != list(task.labels) and sorted(order) == sorted(task.labels):
+        origin = "the run in the workdir" if labels_of_run else "the head in the weights"
+        logging.info("The order of the labels is that of %s: %s", origin, ", ".join(order))
+        config = config.copy_and_resolve_references()
+        config.data.labels = tuple(order)
+        task = module.get_task(config, tokenizer)
+    head = dataclasses.replace(task.head, class_weights=find_class_weights(config, task))
+    return dataclasses.replace(task, head=head)
+
+
+def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
+    """Logs the sizes of the task's splits, and how full the rows of its training set are."""
+    if task.train:
+        num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
+        logging.info(
+            "%d training features in rows of %d tokens, %.0f %% full; %d steps",
+            len(task.train),
+            shape.length,
+            100 * num_tokens / (num_rows * shape.length),
+            num_steps,
+        )
+    if task.splits:
+        splits = (f"{split.name} ({split.describe_size()})" for split in task.splits)
+        logging.info("Splits: %s", ", ".join(splits))
+    if any(task.notes.values()):
+        notes = (f"{name}: {count}" for name, count in task.notes.items() if count)
+        logging.info("Notes: %s", "; ".join(notes))

@@ -1,0 +1,32 @@
+"""What a run trains on, and what it logs of it."""
+
+import dataclasses
+
+from bert_jax.data.features import ModelInput
+from bert_jax.finetuning.task_data import log_task
+from bert_jax.model import heads
+from bert_jax.tasks.task import Split, Task
+
+EMPTY = Task(heads.CLASSIFICATION, ("a", "b", "c"), [], (), "dev/f1")
+
+
+def test_splits_and_notes_that_do_not_exist_are_not_logged(caplog):
+    caplog.set_level("INFO", "absl")
+    log_task(EMPTY, None, 0)
+    log_task(dataclasses.replace(EMPTY, notes={"truncated": 3}), None, 0)
+    assert [record.getMessage() for record in caplog.records] == ["Notes: truncated: 3"]
+
+
+def test_log_counts_examples_of_splits_not_their_features(caplog):
+    caplog.set_level("INFO", "absl")
+    features = [ModelInput((), ())] * 1500
+    splits = [
+        Split("dev", features, None, None, counts={"queries": 1200, "passages": 300}),
+        Split("test", features, None, None, counts={"questions": 700}),
+        Split("other", features, None, None),
+    ]
+    log_task(dataclasses.replace(EMPTY, splits=tuple(splits)), None, 0)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == (
+        "Splits: dev (1,200 queries, 300 passages), test (700 questions), other (1,500 examples)"
+    )
