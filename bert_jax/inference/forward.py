@@ -147,11 +147,12 @@ def attention_maps(config, execution: Execution, params: dict, rows: dict) -> ja
     """
     inputs = _all_hidden_states(config, execution, params, rows)[:-1]  # Of each layer.
     sequence_ids = unpack_rows(rows)["sequence_ids"]
+    layer = architecture_of(config).EncoderLayer(config, parent=None)
 
-    def probabilities(layer, x):
+    def probabilities(params, x):
         query, key = (
             y.reshape(*y.shape[:2], config.num_heads, -1)
-            for y in architecture_of(config).queries_and_keys(layer, x)
+            for y in layer.apply({"params": params}, x, method="queries_and_keys")
         )
         return attention_probabilities(query, key, sequence_ids, config.causal)
 
