@@ -32,24 +32,12 @@ from bert_jax.data.features import ModelInput
 from bert_jax.inference.forward import ROWS_PER_BATCH
 from bert_jax.inference.predictions import predict_blocks
 from bert_jax.inference.pretrained_model import PretrainedModel
-from bert_jax.model.heads import Outputs
+from bert_jax.model.heads import Outputs, find_head
 from bert_jax.runtime import command_line
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.main import check_devices, limit_logging
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.tasks.task import Predictor, TrainedHead
-
-# Heads -> the task that reads their examples, for imported models, which store none.
-TASKS = {
-    "classification": "text_classification",
-    "multi_label": "text_classification",
-    "regression": "text_classification",
-    "span": "squad",
-    "tagging": "tagging",
-    "feature_based": "tagging",
-    "embedding": "retrieval",
-    "multiple_choice": "multiple_choice",
-}
 
 
 def define_flags() -> None:
@@ -184,9 +172,7 @@ def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Pre
 
 def find_task(model: PretrainedModel) -> tuple[ModuleType, str]:
     """Returns the file of the task that trained the head, and its name."""
-    name = model.settings.get("task") or TASKS[model.head["task"]]
-    if name == "multiple_choice" and "max_query_length" in model.head:
-        name = "retrieval"  # A cross-encoder.
+    name = model.settings.get("task") or find_head(model.head).task  # An import stores no task.
     return import_part("bert_jax.tasks", name, "get_predictor", only_imported=True), name
 
 

@@ -12,11 +12,8 @@ from absl import logging
 
 from bert_jax.checkpoints.huggingface import (
     ACTIVATIONS,
-    FIXED_LABELS,
     HEAD_KEY,
-    PROBLEM_TYPES,
     check_pooling,
-    task_in_transformers,
     tensor_table,
 )
 from bert_jax.checkpoints.model_card import model_card
@@ -26,7 +23,7 @@ from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS, check_positions
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import TARGET_SCALE
+from bert_jax.model.heads import TARGET_SCALE, find_head
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
 
@@ -65,7 +62,7 @@ def save_huggingface(
     files["README.md"] = model_card(directory.name, params, settings, result or {})
     tensors = params_to_huggingface(params, config, head)
     directory.mkdir()
-    if head.get("task") == "embedding":
+    if head and find_head(head).predicts == "vector":
         files |= embedding_files(config.hidden_size, head)
         for index, path in enumerate(path for path in files if "_Dense/" in path):
             prefix = f"projection_{index}."
@@ -173,17 +170,17 @@ def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
     if head:
         values[HEAD_KEY] = dict(head)
     if head and head["labels"]:  # The head of an embedding model has no parameters.
-        task = task_in_transformers(head)
-        if task not in family.tasks or "lstm" in params:
+        form = find_head(head).transformers
+        if not form:
             lstm = " with a BiLSTM" * ("lstm" in params)
-            raise ValueError(f"transformers has no head for {task}{lstm}")
-        values["architectures"] = [family.tasks[task].architecture]
-        if task not in FIXED_LABELS:
+            raise ValueError(f"transformers has no head for {head['task']}{lstm}")
+        values["architectures"] = [family.class_prefix + form.class_suffix]
+        if not form.labels:
             values["id2label"] = dict(enumerate(head["labels"]))
             values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
-        if task in PROBLEM_TYPES:
-            values["problem_type"] = PROBLEM_TYPES[task]
-        if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
+        if form.problem_type:
+            values["problem_type"] = form.problem_type
+        if form.problem_type == "regression":  # CrossEncoder defaults to a sigmoid.
             values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
     return values
 

@@ -20,7 +20,7 @@ from bert_jax.checkpoints.tensors import (
 )
 from bert_jax.checkpoints.transformers_names import FORMATS, UNSUPPORTED
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import HEADS
+from bert_jax.model.heads import CLASSIFICATION, HEADS, InTransformers, find_head
 from bert_jax.runtime.model_files import read_json, read_optional
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME as TOKENIZER_CONFIG
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -31,15 +31,6 @@ HEAD_KEY = "bert_jax_head"
 # Parameters whose first axis is the vocabulary, which we pad to whole tiles.
 _PADDED = ("encoder/embeddings/token_embedding/embedding", "mlm/bias")
 
-# Problem -> the `problem_type` that selects a classifier's loss in transformers, and the function
-# that a pipeline applies.
-PROBLEM_TYPES = {
-    "classification": "single_label_classification",
-    "multi_label": "multi_label_classification",
-    "regression": "regression",
-}
-# Labels of heads for which transformers has no names.
-FIXED_LABELS = {"span": ["start", "end"], "multiple_choice": ["score"]}
 # Names of activations in transformers -> in `BertConfig`.
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -102,23 +93,25 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     labels = [names.get(str(i), f"LABEL_{i}") for i in range(count)]
     # The same models are FlaxBertForMaskedLM and BertForMaskedLM.
     architectures = [str(name).removeprefix("Flax") for name in values.get("architectures") or ()]
-    tasks = FORMATS[values.get("model_type", "bert")].tasks
+    prefix = FORMATS[values.get("model_type", "bert")].class_prefix
     default = "regression" if count == 1 else "single_label_classification"  # In transformers.
     problem, head = values.get("problem_type") or default, None
-    is_classifier = tasks["classification"].architecture in architectures
+    is_classifier = prefix + CLASSIFICATION.transformers.class_suffix in architectures
     if is_classifier and problem not in (default, "multi_label_classification"):
         reason = f"problem_type {problem!r} with {count} labels is not supported"
         raise ValueError(f"config.json: {reason}: remove `architectures` to read the encoder alone")
-    for task, task_format in tasks.items():
+    for name, each in HEADS.items():
+        form = each.transformers
         if (
-            task_format.architecture in architectures
-            and PROBLEM_TYPES.get(task, problem) == problem
+            form
+            and prefix + form.class_suffix in architectures
+            and form.problem_type in ("", problem)
         ):
-            head = {"task": task, "labels": list(FIXED_LABELS.get(task, labels))}
+            head = {"task": name, "labels": list(form.labels or labels)}
     # To transformers, an embedding model is an encoder without a head.
     expected = head or {"task": "embedding", "labels": []}
     if isinstance(stored, Mapping):
-        seen = stored | {"task": task_in_transformers(stored)}
+        seen = stored | {"task": head_in_transformers(stored)}
         if expected.items() <= seen.items():
             return dict(stored)
     if stored is not None:
@@ -127,10 +120,22 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     return head
 
 
-def task_in_transformers(head: Mapping) -> str | None:
-    """Returns the task of a head in transformers: a cross-encoder is a regression on pairs."""
-    is_cross_encoder = head.get("task") == "multiple_choice" and "max_query_length" in head
-    return "regression" if is_cross_encoder else head.get("task")
+def head_in_transformers(settings: Mapping) -> str | None:
+    """Returns which of `HEADS` a stored head is to transformers; None if it is none of them.
+
+    A cross-encoder is a regression on pairs; another head elsewhere may be the same class, too.
+    """
+    name = settings.get("task")
+    if name not in HEADS and "." not in str(name):
+        return None
+    form = find_head(settings).transformers
+    names = (name for name, head in HEADS.items() if head.transformers)
+    return next((name for name in names if form and _is_same(form, HEADS[name].transformers)), None)
+
+
+def _is_same(form: InTransformers, other: InTransformers) -> bool:
+    """Returns whether a `config.json` does not tell the two apart."""
+    return form.class_suffix == other.class_suffix and form.problem_type == other.problem_type
 
 
 def huggingface_name(path: str, head: Mapping | None = None, family: str = "bert") -> str:
@@ -139,14 +144,14 @@ def huggingface_name(path: str, head: Mapping | None = None, family: str = "bert
     Returns "" for a parameter that the family's models do not have.
     """
     module, leaf = path.rsplit("/", 1)
-    names, tasks = FORMATS[family].names, FORMATS[family].tasks
-    task_format = tasks[head["task"]] if head and head["task"] in tasks else None
+    names, form = FORMATS[family].names, find_head(head).transformers if head else None
+    head_names = FORMATS[family].heads.get(form.class_suffix) if form else None
     if module.startswith("projection_"):  # In a file of its own in sentence-transformers.
         name = module
-    elif module == "head":
-        name = task_format.head
-    elif module == "encoder/pooler/dense" and task_format and task_format.pooler:
-        name = task_format.pooler
+    elif module == "head" and head_names:
+        name = head_names.head
+    elif module == "encoder/pooler/dense" and head_names and head_names.pooler:
+        name = head_names.pooler
     else:
         name = names.get(path) or names.get(module)
     if not name:
@@ -274,6 +279,6 @@ def _check_code_and_adapters(values: Mapping) -> None:
 
 def check_pooling(config: BertConfig, head: Mapping | None) -> None:
     """Raises ValueError for a pooled head on a causal model, where we pool the last token."""
-    if config.causal and head and HEADS[head["task"]].input_kind == "pooled":
+    if config.causal and head and find_head(head).input_kind == "pooled":
         reason = "transformers pools [CLS], which sees no other token in a left-to-right model"
         raise ValueError(f"a head for {head['task']} cannot be converted: {reason}")

@@ -6,20 +6,11 @@ from collections.abc import Mapping
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from bert_jax.checkpoints.huggingface import task_in_transformers
 from bert_jax.checkpoints.parameters import row_length, trained_length
+from bert_jax.model.heads import find_head
 
-# Task in transformers, or for a model without a task's head its module -> (the hub's name of the
-# task, what loads the model).
+# Kind of a model without a task's head -> (the hub's name of the task, what loads the model).
 _PIPELINES = {
-    "classification": ("text-classification", "pipeline"),
-    "multi_label": ("text-classification", "pipeline"),
-    "regression": ("text-classification", "pipeline"),
-    "tagging": ("token-classification", "pipeline"),
-    "span": ("question-answering", "AutoModelForQuestionAnswering.from_pretrained"),
-    "multiple_choice": ("multiple-choice", "AutoModelForMultipleChoice.from_pretrained"),
-    "embedding": ("sentence-similarity", "SentenceTransformer"),
-    "cross_encoder": ("text-ranking", "CrossEncoder"),
     "causal": ("text-generation", "AutoModelForCausalLM.from_pretrained"),
     "mlm": ("fill-mask", "pipeline"),
     "discriminator": (None, "AutoModelForPreTraining.from_pretrained"),  # No pipeline has it.
@@ -50,8 +41,8 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     `settings` are the checkpoint's; `result`, the contents of the `result.json` of the run that
     trained these `params`, gives the metrics, or is empty.
     """
-    kind, family = _kind(params, settings), settings["architecture"]["family"]
-    pipeline_tag, loader = _PIPELINES[kind]
+    family = settings["architecture"]["family"]
+    pipeline_tag, loader = _pipeline(params, settings)
     is_embedding = loader in ("SentenceTransformer", "CrossEncoder")
     base = settings.get("init_from") or ""
     on_hub = re.search(r"models--([\w.-]+?)--([\w.-]+)", base)
@@ -95,17 +86,16 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _kind(params: Mapping, settings: Mapping) -> str:
-    head = settings.get("head") or {}
-    if head.get("task") == "multiple_choice" and task_in_transformers(head) == "regression":
-        return "cross_encoder"
-    if head:
-        return head["task"]
+def _pipeline(params: Mapping, settings: Mapping) -> tuple[str | None, str]:
+    """Returns the hub's name of the model's task, and what loads the model."""
+    if settings.get("head"):
+        form = find_head(settings["head"]).transformers
+        return form.pipeline, form.loader
     if "discriminator" in params:
-        return "discriminator"
+        return _PIPELINES["discriminator"]
     if "mlm" not in params:
-        return "encoder"
-    return "causal" if settings["architecture"].get("causal") else "mlm"
+        return _PIPELINES["encoder"]
+    return _PIPELINES["causal" if settings["architecture"].get("causal") else "mlm"]
 
 
 def _eval_results(

@@ -16,8 +16,9 @@ import numpy as np
 from absl import logging
 
 from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS
+from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_to_settings
-from bert_jax.model.heads import HEADS, make_model
+from bert_jax.model.heads import find_head, make_model
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.objectives.replaced_tokens import ReplacedTokenHead
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -196,7 +197,11 @@ def _traced_shapes(config, head_json: str) -> dict:
     if head and (head["labels"] or head.get("projections")):  # Others have no parameters.
         bounds = np.zeros((1, 1, 3), np.int32)
         rows = {"tokens": np.zeros((1, 2), np.int32), "sequence_bounds": bounds}
-        params = jax.eval_shape(make_model(config, head).init, key, rows)["params"] | params
+
+        def init(key):
+            return make_model(config, head).init(key, rows | unpack_rows(rows))["params"]
+
+        params = jax.eval_shape(init, key) | params
     return flax.traverse_util.flatten_dict(params, sep="/")
 
 
@@ -304,7 +309,7 @@ def build_loaded_model(
             f"{directory}: the tokenizer has {sizes}: {', '.join(names[:5])} have no embedding; "
             "use the model's own tokenizer, or remove the names of tokens that texts do not contain"
         )
-    needs_pooler = "head" in params and HEADS[head["task"]].input_kind == "pooled"
+    needs_pooler = "head" in params and find_head(head).input_kind == "pooled"
     if needs_pooler and "pooler" not in params["encoder"]:
         fix = "remove `architectures` from config.json to read the encoder alone"
         raise ValueError(f"{directory}: the head for {head['task']} needs a pooler: {fix}")

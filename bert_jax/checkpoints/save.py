@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import abstract_params
-from bert_jax.model.heads import HEADS
+from bert_jax.model.heads import HEADS, find_head
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
@@ -77,14 +77,15 @@ def _float32(params: Mapping) -> dict:
 
 
 def check_head(head: Mapping | None) -> None:
-    """Raises ValueError if a head has no known task, or labels that are not strings."""
+    """Raises ValueError for a head that is unknown, or has labels that are not strings."""
     if head is None:
         return
     labels = head.get("labels")
     are_labels = isinstance(labels, list | tuple) and all(isinstance(each, str) for each in labels)
-    if head.get("task") not in HEADS or not are_labels:
+    if not isinstance(head.get("task"), str) or not are_labels:
         expected = f"a 'task' ({', '.join(HEADS)}) and a list of 'labels', which are strings"
         raise ValueError(f"settings['head'] must have {expected}, got {dict(head)!r:.200}")
+    find_head(head)
 
 
 def _check_model(config, tokenizer: Tokenizer, params: dict, settings: dict) -> None:
@@ -97,7 +98,7 @@ def _check_model(config, tokenizer: Tokenizer, params: dict, settings: dict) -> 
     if head and head["labels"] and "head" not in params:  # An embedding head has no parameters.
         reason = "params have no 'head': add it, or remove settings['head']"
         raise ValueError(f"settings have a head for {head['task']}, but {reason}")
-    if head and HEADS[head["task"]].input_kind == "pooled" and "pooler" not in params["encoder"]:
+    if head and find_head(head).input_kind == "pooled" and "pooler" not in params["encoder"]:
         raise ValueError(f"a head for {head['task']} needs params['encoder']['pooler']")
     if tokenizer.vocab_size > config.vocab_size:
         sizes = f"{tokenizer.vocab_size:,} ids, and config.vocab_size is {config.vocab_size:,}"

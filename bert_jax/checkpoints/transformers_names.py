@@ -9,16 +9,14 @@ from typing import NamedTuple
 PRETRAINING_HEADS = ("mlm", "nsp", "discriminator")
 
 
-class TaskFormat(NamedTuple):
-    """How transformers stores a task's head.
+class HeadNames(NamedTuple):
+    """How a class of transformers names the layers of a task's head.
 
     Attributes:
-      architecture: transformers' class.
       head: name of the last dense layer.
       pooler: name of the dense layer before it; None: the one of the encoder.
     """
 
-    architecture: str
     head: str = "classifier"
     pooler: str | None = None
 
@@ -27,6 +25,7 @@ class Family(NamedTuple):
     """How transformers stores the models of one family.
 
     Attributes:
+      class_prefix: what the names of its classes begin with, such as "Bert".
       prefix: of the encoder's tensors in a model with a head.
       names: paths of parameters or of their modules -> names in transformers, without ".weight" or
         ".bias". `{layer}` stands for one tensor per layer.
@@ -38,13 +37,14 @@ class Family(NamedTuple):
       defaults: values of keys that `config.json` may lack, where they differ from `BertConfig`.
       fields: fields of `BertConfig` that are the same in all models of the family.
       required: keys of `config.json` whose only supported value is this.
-      tasks: task -> `TaskFormat`.
+      heads: end of the name of a class with a task's head, as in `Head.transformers` -> its names.
       headless: heads of pre-training that a model has, in the order of `PRETRAINING_HEADS` -> its
         class, without a task's head.
       causal_class: class of a left-to-right model, whose masked-LM head predicts the next token;
         "" if there is none.
     """
 
+    class_prefix: str
     prefix: str
     names: Mapping[str, str]
     tied: Mapping[str, str]
@@ -55,7 +55,7 @@ class Family(NamedTuple):
     defaults: Mapping[str, object]
     fields: Mapping[str, object]
     required: Mapping[str, object]
-    tasks: Mapping[str, TaskFormat]
+    heads: Mapping[str, HeadNames]
     headless: Mapping[tuple[str, ...], str]
     causal_class: str = ""
 
@@ -90,23 +90,15 @@ def _names(
     return names | dict(heads)
 
 
-def _tasks(
-    class_prefix: str,
-    pooler: str | None = None,
-    head: str = "classifier",
-    choice_pooler: str | None = None,
-) -> dict[str, TaskFormat]:
-    """Returns the formats of all tasks; classifiers have a dense layer `pooler` of their own."""
-    classifier = TaskFormat(f"{class_prefix}ForSequenceClassification", head, pooler)
+def _heads(
+    pooler: str | None = None, head: str = "classifier", choice_pooler: str | None = None
+) -> dict[str, HeadNames]:
+    """Returns the names in all classes; classifiers have a dense layer `pooler` of their own."""
     return {
-        "classification": classifier,
-        "multi_label": classifier,
-        "regression": classifier,
-        "tagging": TaskFormat(f"{class_prefix}ForTokenClassification"),
-        "span": TaskFormat(f"{class_prefix}ForQuestionAnswering", "qa_outputs"),
-        "multiple_choice": TaskFormat(
-            f"{class_prefix}ForMultipleChoice", "classifier", choice_pooler
-        ),
+        "ForSequenceClassification": HeadNames(head, pooler),
+        "ForTokenClassification": HeadNames(),
+        "ForQuestionAnswering": HeadNames("qa_outputs"),
+        "ForMultipleChoice": HeadNames(pooler=choice_pooler),
     }
 
 
@@ -127,16 +119,11 @@ def _renamed(
         is_of_encoder = name.startswith(family.prefix)
         return prefix + name.removeprefix(family.prefix) if is_of_encoder else name
 
-    old = family.headless[()].removesuffix("Model")
-    tasks = {
-        task: each._replace(architecture=class_prefix + each.architecture.removeprefix(old))
-        for task, each in family.tasks.items()
-    }
     return family._replace(
+        class_prefix=class_prefix,
         prefix=prefix,
         names={path: renamed(name) for path, name in family.names.items()},
         tied={renamed(copy): renamed(original) for copy, original in family.tied.items()},
-        tasks=tasks,
         headless={modules: class_prefix + name for modules, name in heads.items()},
         causal_class=f"{class_prefix}ForCausalLM",
     )._replace(**changes)
@@ -163,6 +150,7 @@ _REQUIRED = {
 }
 
 BERT = Family(
+    class_prefix="Bert",
     prefix="bert.",
     names=_names(
         "bert",
@@ -186,7 +174,7 @@ BERT = Family(
     defaults={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
     fields={},
     required=_REQUIRED,
-    tasks=_tasks("Bert"),
+    heads=_heads(),
     headless={
         ("mlm", "nsp"): "BertForPreTraining",
         ("mlm",): "BertForMaskedLM",
@@ -197,6 +185,7 @@ BERT = Family(
 )
 
 ROBERTA = Family(
+    class_prefix="Roberta",
     prefix="roberta.",
     names=_names(
         "roberta",
@@ -224,7 +213,7 @@ ROBERTA = Family(
     },
     fields={"position_offset": 2},  # Positions begin after the id of padding, 1.
     required=_REQUIRED | {"pad_token_id": 1, "hidden_act": "gelu"},
-    tasks=_tasks("Roberta", pooler="classifier.dense", head="classifier.out_proj"),
+    heads=_heads(pooler="classifier.dense", head="classifier.out_proj"),
     headless={("mlm",): "RobertaForMaskedLM", (): "RobertaModel"},
     causal_class="RobertaForCausalLM",
 )
@@ -258,6 +247,7 @@ _TASK_EMBEDDING = {"encoder/embeddings/task_embedding": "ernie.embeddings.task_t
 ERNIE = ERNIE._replace(names={**ERNIE.names, **_TASK_EMBEDDING})
 
 DISTILBERT = Family(
+    class_prefix="DistilBert",
     prefix="distilbert.",
     names=_names(
         "distilbert",
@@ -296,12 +286,13 @@ DISTILBERT = Family(
     defaults={"n_layers": 6, "dropout": 0.1, "attention_dropout": 0.1},
     fields={"type_vocab_size": 0, "pooler_activation": "relu"},
     required={"quantization_config": None, "pruned_heads": {}},
-    tasks=_tasks("DistilBert", pooler="pre_classifier", choice_pooler="pre_classifier"),
+    heads=_heads(pooler="pre_classifier", choice_pooler="pre_classifier"),
     headless={("mlm",): "DistilBertForMaskedLM", (): "DistilBertModel"},
 )
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
 ALBERT = Family(
+    class_prefix="Albert",
     prefix="albert.",
     names=_names(
         "albert",
@@ -346,7 +337,7 @@ ALBERT = Family(
     },
     fields={"shares_layers": True},
     required=_REQUIRED | {"inner_group_num": 1},
-    tasks=_tasks("Albert"),
+    heads=_heads(),
     headless={
         ("mlm", "nsp"): "AlbertForPreTraining",
         ("mlm",): "AlbertForMaskedLM",
@@ -355,6 +346,7 @@ ALBERT = Family(
 )
 
 ELECTRA = Family(
+    class_prefix="Electra",
     prefix="electra.",
     names=_names(
         "electra",
@@ -390,8 +382,7 @@ ELECTRA = Family(
         "summary_use_proj": True,
         "summary_activation": "gelu",
     },
-    tasks=_tasks(
-        "Electra",
+    heads=_heads(
         pooler="classifier.dense",
         head="classifier.out_proj",
         choice_pooler="sequence_summary.summary",

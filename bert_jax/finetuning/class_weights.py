@@ -24,8 +24,7 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     given = weights = tuple(config.class_weights)
     if not given:
         return ()
-    has_classes = task.head.name in ("classification", "tagging", "feature_based")
-    classes = task.labels if has_classes else ()
+    classes = task.labels if task.head.predicts in ("class", "tag") else ()
     if classes:
         labels = np.concatenate([np.ravel(feature.label) for feature in task.train])
         counts = np.bincount(labels[labels != NO_LABEL], minlength=len(classes))

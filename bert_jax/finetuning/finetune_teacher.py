@@ -18,10 +18,10 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import LabelLayout, ModelInput
 from bert_jax.finetuning.finetune_setup import FinetuneSetup, setup_finetuning
 from bert_jax.finetuning.pretrained_head import check_modules
-from bert_jax.finetuning.soft_targets import SOFT_LOSSES
 from bert_jax.finetuning.step import predict
 from bert_jax.finetuning.task_data import TaskData, read_task_data
 from bert_jax.finetuning.trials import pad_to_trial_axis, stack_trees
+from bert_jax.model.heads import HEADS, find_head
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tasks import spans
 from bert_jax.tasks.tag_sets import scheme_of_labels
@@ -36,10 +36,11 @@ def with_teacher(config: ConfigDict, data: TaskData) -> TaskData:
     task = data.task
     if not config.teacher:
         return data
-    if task.head.name not in SOFT_LOSSES:
+    if not task.head.soft_loss:
+        others = ", ".join(name for name, head in HEADS.items() if head.soft_loss)
         raise ValueError(
             f"config.teacher={config.teacher}: expected none, as there are no soft targets for "
-            f"{task.head.name}, only for {', '.join(SOFT_LOSSES)}"
+            f"{task.head.name}, only for {others}"
         )
     teacher = read_teacher(config, task)
     is_per_position = task.head.input_kind == "positions"
@@ -87,9 +88,10 @@ def with_settings_of_head(
     """
     check_modules(head)
     settings = {"max_seq_length": max_position_embeddings}
-    if head["task"] == "span":
+    predicts = find_head(head).predicts
+    if predicts == "span":
         settings |= spans.span_config(head, max_position_embeddings)._asdict()
-    elif head["task"] in ("tagging", "feature_based"):
+    elif predicts == "tag":
         settings["scheme"] = scheme_of_labels(head["labels"])
     settings |= {name: value for name, value in head.items() if name not in ("task", "labels")}
     config = config.copy_and_resolve_references()
@@ -112,7 +114,7 @@ def check_head(config: ConfigDict, task: Task, head: dict | None) -> None:
             "expected a model that was fine-tuned for it"
         )
     # The label of a regression is only a name.
-    if list(head["labels"]) != list(task.labels) and name != "regression":
+    if list(head["labels"]) != list(task.labels) and task.head.predicts != "value":
         labels, expected = ",".join(head["labels"]), ",".join(task.labels)
         raise ValueError(
             f"config.teacher={config.teacher} has the labels {labels}, and the task {expected}: "

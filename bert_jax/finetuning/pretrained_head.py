@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from absl import logging
 
-from bert_jax.model.heads import HEADS
+from bert_jax.model.heads import find_head
 
 
 def initial_params(
@@ -19,7 +19,7 @@ def initial_params(
     settings of the task's. Raises ValueError, unless `new_head`, if `check_same_head` does.
     """
     encoder = dict(params["encoder"])
-    if HEADS[task_head["task"]].input_kind != "pooled":
+    if find_head(task_head).input_kind != "pooled":
         encoder.pop("pooler", None)
     elif "pooler" not in encoder:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")
@@ -63,7 +63,8 @@ def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:
         saved, new = saved_head.get(name), task_head.get(name)
         if name == "labels":
             saved, new = list(saved), list(new)
-        is_free = name == "labels" and saved_head["task"] == "regression"  # It is only a name.
+        # The label of a value is only a name.
+        is_free = name == "labels" and find_head(saved_head).predicts == "value"
         if None not in (saved, new) and saved != new and not is_free:
             if name == "labels":
                 saved, new = ",".join(saved), ",".join(new)

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.data.features import unpack_rows
 from bert_jax.finetuning.step import make_finetune_step, make_predict_step
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.heads import Head
@@ -86,7 +87,9 @@ def build_stack_steps(
     """
 
     def init(key, pretrained):
-        fresh = model.init(key, jax.tree.map(jnp.asarray, row))["params"]
+        rows = jax.tree.map(jnp.asarray, row)
+        batch = rows | unpack_rows(rows, model.config.causal)
+        fresh = model.init(key, batch)["params"]
         params = fresh | pretrained | {"encoder": fresh["encoder"] | pretrained["encoder"]}
         opt_state = optimizer(ANY_HYPERPARAMETERS).init(params)
         return TrainState(jnp.zeros([], jnp.int32), params, opt_state)

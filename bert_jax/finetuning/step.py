@@ -19,6 +19,7 @@ from bert_jax.data.features import (
     batch_indices,
     steps_per_epoch,
     to_devices,
+    unpack_rows,
 )
 from bert_jax.finetuning.gradient_cache import add_vector_gradients
 from bert_jax.model.dropout import Dropout
@@ -122,7 +123,8 @@ def trial_gradients(
 
     def outputs(params, rows):
         row_dropout = dropout._replace(rows=rows["dropout_rows"])
-        return model.apply({"params": params}, rows, dropout=row_dropout)
+        batch = rows | unpack_rows(rows, model.config.causal)
+        return model.apply({"params": params}, batch, dropout=row_dropout)
 
     def loss_fn(params, rows):
         losses = head.loss(outputs(params, rows), rows)
@@ -170,7 +172,8 @@ def make_predict_step(
     """
 
     def run(params, rows):
-        outputs, sums = model.apply({"params": params}, rows), jnp.zeros(2)
+        batch = rows | unpack_rows(rows, model.config.causal)
+        outputs, sums = model.apply({"params": params}, batch), jnp.zeros(2)
         if head.loss:
             weights = label_weights(head, rows)
             sums = jnp.stack([jnp.sum(head.loss(outputs, rows) * weights), jnp.sum(weights)])

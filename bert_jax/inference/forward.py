@@ -100,7 +100,7 @@ def replaced_logits(model: nn.Module, params: dict, rows: dict) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0)
 def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
     """Returns the outputs of a model with a task's head for rows, as documented in the model."""
-    return model.apply({"params": params}, rows)
+    return model.apply({"params": params}, rows | unpack_rows(rows, model.config.causal))
 
 
 def spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) -> jax.Array:
@@ -118,8 +118,12 @@ def spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) -> jax.Array:
+    def outputs(params, rows):
+        batch = rows | unpack_rows(rows, model.config.causal)
+        return model.apply({"params": params}, batch)
+
     return jax.shard_map(
-        lambda params, rows: model.apply({"params": params}, rows),
+        outputs,
         mesh=mesh,
         in_specs=(P(), P("data")),
         out_specs=P("data"),

@@ -50,7 +50,7 @@ from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import CHOICES, Execution
-from bert_jax.model.heads import HEADS, make_model
+from bert_jax.model.heads import HEADS, find_head, make_model
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
@@ -263,7 +263,7 @@ class PretrainedModel:
             of sentence-transformers, and bi-encoders, do so anyway.
         """
         parts, chosen = as_texts_or_pairs(texts)
-        is_bi_encoder = bool(self.head) and self.head["task"] == "embedding"
+        is_bi_encoder = bool(self.head) and find_head(self.head).predicts == "vector"
         if max_length is None and is_bi_encoder:
             max_length = self.head.get("max_seq_length")
         max_length = choose_length(max_length, self.config.max_position_embeddings)
@@ -418,9 +418,9 @@ class PretrainedModel:
           multi-label head all labels with a probability above 0.5, for a regression head the value.
         """
         if top_k is None:
-            trained = self._need_head("classify", "classification", "multi_label", "regression")
+            trained = self._need_head("classify", "class", "label_set", "value")
         else:
-            trained = self._need_head("rank labels", "classification", "multi_label")
+            trained = self._need_head("rank labels", "class", "label_set")
             check_whole("top_k", top_k, 1, len(trained.settings["labels"]))
         parts, chosen = as_texts_or_pairs(texts)
         features = make_features(parts, self.tokenizer, trained.max_seq_length)
@@ -451,7 +451,7 @@ class PretrainedModel:
         document_context reads consecutive texts of one document as context of each other. By
         default, each text is a document of its own.
         """
-        trained = self._need_head("tag words", "tagging", "feature_based")
+        trained = self._need_head("tag words", "tag")
         texts, chosen = as_list(texts, tuple_is_one=True)
         if documents is not None and len(documents) != len(texts):
             counts = f"{len(documents)} documents and {len(texts)} texts"
@@ -525,7 +525,7 @@ class PretrainedModel:
     def rank(self, query: Iterable[str], candidates: Iterable[str]) -> list[list[Ranked]]: ...
     def rank(self, query: Texts, candidates: Iterable[str]) -> list[Ranked] | list[list[Ranked]]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
-        trained = self._need_head("rank texts", "multiple_choice")
+        trained = self._need_head("rank texts", "choice")
         (queries, chosen), limit = as_list(query), trained.max_seq_length
         if isinstance(candidates, str):
             raise TypeError(f"candidates must be a list of strings, got {candidates!r:.60}")
@@ -566,7 +566,7 @@ class PretrainedModel:
           id: column of unique ids; "": numbers from 0.
           header_lines: of a .csv or .tsv; the first names the columns, the others are skipped.
         """
-        trained = self._need_head("predict tables", "classification", "multi_label", "regression")
+        trained = self._need_head("predict tables", "class", "label_set", "value")
         columns = {"text": text, "text_pair": text_pair, "label": label, "id": id}
         options = columns | {"header_lines": header_lines}
         return predict_table(table, options, trained, self.head_outputs)
@@ -584,7 +584,7 @@ class PretrainedModel:
         """
         if not self.head:
             raise ValueError("this model has no fine-tuned head: load one that has")
-        head = HEADS[self.head["task"]]
+        head = find_head(self.head)
         function = functools.partial(forward.head_outputs, self.module, self.params)
         if mesh is not None:
             function = functools.partial(
@@ -598,11 +598,12 @@ class PretrainedModel:
             results[index] = head.feature_output(outputs.copy())
         return results
 
-    def _need_head(self, purpose: str, *tasks: str) -> TrainedHead:
-        """Returns the head. Raises ValueError if it is for none of `tasks`."""
-        if not self.head or self.head["task"] not in tasks:
+    def _need_head(self, purpose: str, *predicts: str) -> TrainedHead:
+        """Returns the head. Raises ValueError if it predicts none of `predicts`."""
+        if not self.head or find_head(self.head).predicts not in predicts:
             trained = f"a head for {self.head['task']}" if self.head else "no fine-tuned head"
-            fix = f"load one fine-tuned for {' or '.join(tasks)}"
+            names = (name for name, head in HEADS.items() if head.predicts in predicts)
+            fix = f"load one fine-tuned for {' or '.join(names)}"
             raise ValueError(f"this model has {trained}, so it cannot {purpose}: {fix}")
         limit = self.config.max_position_embeddings
         return TrainedHead(self.head, self.settings.get("data", {}), self.tokenizer, limit)

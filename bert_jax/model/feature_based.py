@@ -7,10 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.data.features import unpack_rows
 from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
+from bert_jax.model.lstm_models import both_directions
 
 FEATURES = {
     "embeddings": (0,),
@@ -31,7 +31,6 @@ class FeatureBasedTagger(nn.Module):
     """
 
     config: object
-    task_head: object  # Its `Head`.
     num_outputs: int
     features: str
     lstm_size: int = 768
@@ -42,11 +41,10 @@ class FeatureBasedTagger(nn.Module):
         self.head = BiLstmHead(self.num_outputs, self.features, self.lstm_size)
 
     def __call__(
-        self, rows: dict[str, jax.Array], *, dropout: Dropout | float | None = None
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
     ) -> jax.Array:
-        """Returns float32 `[B, L, outputs]`; takes the arguments of `TaskModel`."""
-        batch = unpack_rows(rows)
-        dropout = as_dropout(self, dropout, len(rows["tokens"]))
+        """Returns float32 `[B, L, outputs]`; takes the arguments of a `PositionModel`."""
+        dropout = as_dropout(self, dropout, len(batch["tokens"]))
         states = jax.lax.stop_gradient(self.encoder.all_hidden_states(batch)).astype(jnp.float32)
         return self.head(states, batch["sequence_ids"], dropout)
 
@@ -70,57 +68,9 @@ class BiLstmHead(nn.Module):
             x = choose_features(states, self.features)
         for number in (1, 2):
             x = dropout_at(dropout, f"bilstm_{number}", x)
-            x = _both_directions(self, x, sequence_ids, self.lstm_size, number)
+            x = both_directions(self, x, sequence_ids, self.lstm_size, number)
         x = dropout_at(dropout, "head", x)
         return nn.Dense(self.num_outputs, dtype=jnp.float32, name="output")(x)
-
-
-class BiLstm(nn.Module):
-    """A BiLSTM layer and a projection to the size of its input ("+ BiLSTM" in table 5)."""
-
-    lstm_size: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
-        """Maps `[B, L, H]` and int32 `[B, L]` to float32 `[B, L, H]`."""
-        both = _both_directions(self, x.astype(jnp.float32), sequence_ids, self.lstm_size, 1)
-        return nn.Dense(x.shape[-1], dtype=jnp.float32, name="output")(both)
-
-
-def _both_directions(module, x, sequence_ids, lstm_size: int, number: int) -> jax.Array:
-    """Runs layer `number` of a BiLSTM in one loop: returns `[B, L, 2 * lstm_size]`."""
-    shape = len(x), x.shape[-1]
-
-    # Stacked trials draw their orthogonal kernels one after another: several batched factorizations
-    # at a time wait for each other forever on a CPU of two cores (jaxlib 0.10.2).
-    @jax.custom_batching.sequential_vmap
-    def init(key):
-        cell = nn.OptimizedLSTMCell(lstm_size, parent=None)
-        carry = cell.initialize_carry(key, shape)
-        return {"OptimizedLSTMCell_0": cell.init(key, carry, jnp.zeros(shape))["params"]}
-
-    params = [module.param(f"{name}_{number}", init) for name in ("forward", "backward")]
-    params = jax.tree.map(lambda *pair: jnp.stack(pair), *params)["OptimizedLSTMCell_0"]
-    x_kernel, kernel, bias = (
-        jnp.concatenate([params[letter + gate][kind] for gate in "ifgo"], axis=-1)
-        for letter, kind in (("i", "kernel"), ("h", "kernel"), ("h", "bias"))
-    )
-    inputs = jnp.einsum("blf,dfg->dlbg", x, x_kernel) + bias[:, None, None]
-    changes = (sequence_ids[:, 1:] != sequence_ids[:, :-1]).T
-    starts = [jnp.pad(changes, (width, (0, 0))) for width in ((1, 0), (0, 1))]
-
-    def step(carry, inputs):
-        x, starts = inputs
-        cell, hidden = (jnp.where(starts[..., None], 0.0, state) for state in carry)
-        write, keep, values, show = jnp.split(x + hidden @ kernel, 4, axis=-1)
-        cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(write) * jnp.tanh(values)
-        hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
-        return (cell, hidden), hidden
-
-    both = [jnp.stack([first, last[::-1]], axis=1) for first, last in (inputs, starts)]
-    zeros = jnp.zeros((2, len(x), lstm_size), jnp.float32)
-    outputs = jax.lax.scan(step, (zeros, zeros), both)[1].swapaxes(0, 2)
-    return jnp.concatenate([outputs[:, 0], outputs[:, 1, ::-1]], axis=-1)
 
 
 def choose_features(states: jax.Array, features: str) -> jax.Array:

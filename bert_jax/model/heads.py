@@ -1,8 +1,7 @@
 """The heads of fine-tuning tasks (Devlin et al., 2018, section 4), each described by one `Head`.
 
-A head is one dense layer, `head` in the parameter tree; "embedding" has none and returns a vector
-per sequence, "feature_based" is a BiLSTM on a frozen encoder. Rows may hold several sequences;
-outputs and losses are per sequence, so that packing changes no result.
+`HEADS` is the only table of them: what differs between heads anywhere is a field of `Head`. Rows
+may hold several sequences; outputs and losses are per sequence, so that packing changes no result.
 """
 
 import dataclasses
@@ -15,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput, unpack_rows
-from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
-from bert_jax.model.encoder import Encoder
+from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput
 from bert_jax.model.execution import Execution
-from bert_jax.model.feature_based import BiLstm, FeatureBasedTagger
-from bert_jax.model.layers import cross_entropy, gather_positions
-from bert_jax.model.pooling import pool_tokens
+from bert_jax.model.feature_based import FeatureBasedTagger
+from bert_jax.model.layers import cross_entropy, kl_divergence
+from bert_jax.model.lstm_models import PooledLstmModel, PositionLstmModel
+from bert_jax.model.task_models import PooledModel, PositionModel, vector_model
+from bert_jax.runtime.named_modules import import_part
 
 Outputs = Sequence[np.ndarray]
 """A head's float32 output for each feature: classification and multi-label `[classes]`, regression
@@ -69,156 +68,88 @@ def _no_spans(features, outputs):
     return not any(logits.argmax(axis=0).any() for logits in outputs)
 
 
+class InTransformers(NamedTuple):
+    """How transformers, or for retrieval sentence-transformers, stores and applies a head.
+
+    Attributes:
+      class_suffix: the end of its class, after the name of the family; "": the encoder alone.
+      pipeline: what the hub calls the task.
+      loader: what loads the model: "pipeline", or a class.
+      problem_type: the key of `config.json` that selects what the class predicts; "": it has none.
+      labels: those of a class that has no names for them; empty: the head's own are stored.
+    """
+
+    class_suffix: str
+    pipeline: str
+    loader: str = "pipeline"
+    problem_type: str = ""
+    labels: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Head:
     """Everything that distinguishes one kind of head from the others.
 
     Attributes:
-      name: the name under which checkpoints store it.
+      name: the name under which checkpoints store it: for a head elsewhere, the dotted name of the
+        module that offers it as `HEAD`.
+      predicts: what one output means: "class", "label_set", "value", "choice", "tag" (a class for
+        each position), "span" or "vector". The methods of a loaded model follow from it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
+      batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
+      soft_loss: (outputs, a teacher's outputs, rows, temperature) -> float32 loss like `loss`; None
+        if it cannot learn from a teacher.
+      module: (config, number of labels, execution=..., options) -> its Flax module, which has a
+        `config` and maps a batch to outputs. Its parameters are "encoder" and below "head".
+      lstm_module: the module with a BiLSTM between encoder and dense layer; None: there is none.
+      options: names of the module's fields that are stored in the settings.
       input_kind: "pooled" (`Encoder.pool`), "sequences" or "positions": each gives one output.
       label_layout: layout of the labels in rows.
       is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
-      batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
-      has_dropout: whether the input of the dense layer has dropout, as in the released code.
-      is_classifier: whether it classifies sequences: in some families dropout then also precedes
-        the pooler (`BertConfig.has_pooler_input_dropout`).
       trains_encoder: False if the encoder is frozen.
-      module: its Flax module; None for `TaskModel`.
-      options: names of the module's fields that are stored in the settings.
       class_weights: weight of each class in the mean over labels; if empty, all weigh the same.
+      task: the file in `tasks/` that reads its examples where the checkpoint names none.
+      scores: names of its scores, the first of which selects a checkpoint; empty: the task's own.
+      transformers: None if transformers has no class for it.
     """
 
     name: str
+    predicts: str
     loss: Callable[[jax.Array, dict], jax.Array] | None
+    batch_loss: Callable[..., jax.Array] | None = None
+    soft_loss: Callable[[jax.Array, jax.Array, dict, float], jax.Array] | None = None
+    module: Callable[..., nn.Module] = PooledModel
+    lstm_module: Callable[..., nn.Module] | None = None
+    options: tuple[str, ...] = ()
     input_kind: str = "pooled"
     label_layout: LabelLayout = dataclasses.field(default=LabelLayout())
     is_collapsed: Callable[[Sequence[ModelInput], Outputs], bool] = _one_class
-    batch_loss: Callable[..., jax.Array] | None = None
-    has_dropout: bool = True
-    is_classifier: bool = False
     trains_encoder: bool = True
-    module: type[nn.Module] | None = None
-    options: tuple[str, ...] = ("lstm_size",)
     class_weights: tuple[float, ...] = ()
+    task: str = ""
+    scores: tuple[str, ...] = ()
+    transformers: InTransformers | None = None
 
     def feature_output(self, outputs: np.ndarray) -> np.ndarray:
         """Maps the outputs at a feature's sequences or positions to its entry in `Outputs`."""
         return outputs.ravel() if self.input_kind == "pooled" else outputs
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "identity": lambda x: x,
-    "tanh": jnp.tanh,
-    "relu": nn.relu,
-    "gelu": functools.partial(nn.gelu, approximate=False),
-    "sigmoid": nn.sigmoid,
-    "silu": nn.silu,
-}
-"""Activations of a `Projection`."""
+def find_head(settings: Mapping) -> Head:
+    """Returns the head that the settings of a checkpoint describe.
 
-
-class Projection(NamedTuple):
-    """A dense layer of `size` outputs, and an activation; "Dense" in sentence-transformers."""
-
-    size: int
-    has_bias: bool
-    activation: str
-
-
-class TaskModel(nn.Module):
-    """Encoder and head.
-
-    Attributes:
-      num_outputs: number of classes or tags; 2 for a span, 1 for a value or a choice.
-      pooling: one or several of `POOLINGS`, whose vectors are joined, or "pooler".
-      projections: dense layers of the pooled vector, from sentence-transformers.
-      normalize: whether embeddings have length 1, so that dot products are cosines.
-      temperature: divides the dot products before the softmax in training.
-      lstm_size: units per direction of a BiLSTM between encoder and head; 0: none.
-      target_mean, target_std: mean and standard deviation of the labels that a regression was
-        trained on. The dense layer computes standardized values; the outputs are scaled back.
-      execution: how the encoder runs.
+    It is one of `HEADS`, or the `HEAD` of a module elsewhere, which must have been imported, as a
+    checkpoint must not run code of its choice. Raises ValueError.
     """
-
-    config: object
-    task_head: Head
-    num_outputs: int
-    pooling: str | tuple[str, ...] = "mean"
-    projections: tuple[Projection, ...] = ()
-    normalize: bool = True
-    temperature: float = 0.05
-    lstm_size: int = 0
-    target_mean: float = 0.0
-    target_std: float = 1.0
-    execution: Execution = Execution()
-
-    @property
-    def vector_size(self) -> int:
-        """The size of an embedding."""
-        if self.projections:
-            return self.projections[-1].size
-        is_joined = not isinstance(self.pooling, str)
-        return (len(self.pooling) if is_joined else 1) * self.config.hidden_size
-
-    def setup(self):
-        if self.config.causal and "cls" in self.pooling:
-            reason = "[CLS] of a left-to-right model sees no other token"
-            raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean'")
-        self.encoder = Encoder(self.config, self.execution)
-        if self.lstm_size:
-            self.lstm = BiLstm(self.lstm_size)
-        self.projection_layers = [
-            nn.Dense(each.size, each.has_bias, dtype=jnp.float32, name=f"projection_{index}")
-            for index, each in enumerate(self.projections)
-        ]
-        initializer = nn.initializers.truncated_normal(self.config.initializer_range)
-        self.head = nn.Dense(self.num_outputs, dtype=jnp.float32, kernel_init=initializer)
-
-    def __call__(
-        self, rows: dict[str, jax.Array], *, dropout: Dropout | float | None = None
-    ) -> jax.Array:
-        """Returns float32 outputs: `[B, S, outputs]` if pooled, `[B, L, outputs]` per position.
-
-        Embeddings are `[B, S, vector_size]`, 0 in unused slots. `rows` are those that `unpack_rows`
-        takes; `dropout` is as in `Encoder`.
-        """
-        batch = unpack_rows(rows, self.config.causal)
-        dropout = head_dropout = as_dropout(self, dropout, len(rows["tokens"]))
-        head_rate = getattr(self.config, "classifier_dropout_rate", None)
-        if dropout is not None and head_rate is not None:
-            head_dropout = dropout._replace(rate=head_rate)
-        positions = batch["pooled_positions"]
-        is_pooled = self.task_head.input_kind == "pooled" or self.pooling == "pooler"
-        read = positions if is_pooled and not self.lstm_size else None  # A BiLSTM reads all.
-        x = self.encoder(batch, dropout, positions=read)
-        if self.lstm_size:
-            x = self.lstm(x, batch["sequence_ids"])
-            x = gather_positions(x, positions) if is_pooled else x
-        if is_pooled:
-            if self._drops_pooler_input():
-                x = dropout_at(head_dropout, "pooler", x)
-            x = self.encoder.pool(x)
-        if self.task_head.input_kind == "sequences":
-            vectors = x
-            if self.pooling != "pooler":
-                poolings = (self.pooling,) if isinstance(self.pooling, str) else self.pooling
-                vectors = pool_tokens(x, rows["sequence_bounds"], poolings)
-            for layer, each in zip(self.projection_layers, self.projections, strict=True):
-                vectors = ACTIVATIONS[each.activation](layer(vectors))
-            squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
-            return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
-        if self.task_head.has_dropout:
-            x = dropout_at(head_dropout, "head", x)
-        outputs = self.head(x)
-        if (self.target_mean, self.target_std) != (0.0, 1.0):
-            outputs = outputs * self.target_std + self.target_mean
-        return outputs
-
-    def _drops_pooler_input(self) -> bool:
-        is_in_family = getattr(self.config, "has_pooler_input_dropout", False)
-        return self.task_head.is_classifier and is_in_family
+    name = settings["task"]
+    if name not in HEADS and "." not in name:
+        expected = f"expected {', '.join(HEADS)}, or the dotted name of a module with HEAD"
+        raise ValueError(f"there is no head for {name!r}: {expected}")
+    head = HEADS.get(name) or import_part("bert_jax.model", name, "HEAD", only_imported=True).HEAD
+    if head is MULTIPLE_CHOICE and "max_query_length" in settings:
+        head = CROSS_ENCODER
+    return with_lstm(head) if head.lstm_module and settings.get("lstm_size") else head
 
 
 def make_model(config, head_settings: Mapping, execution: Execution = Execution()) -> nn.Module:
@@ -226,15 +157,20 @@ def make_model(config, head_settings: Mapping, execution: Execution = Execution(
 
     `config` is the configuration of an architecture.
     """
-    head = HEADS[head_settings["task"]]
+    head = find_head(head_settings)
     options = {name: head_settings[name] for name in head.options if name in head_settings}
-    # JSON has lists, which are not hashable.
-    if not isinstance(options.get("pooling", ""), str):
-        options["pooling"] = tuple(options["pooling"])
-    if "projections" in options:
-        options["projections"] = tuple(Projection(**each) for each in options["projections"])
-    model = head.module or TaskModel
-    return model(config, head, len(head_settings["labels"]), execution=execution, **options)
+    return head.module(config, len(head_settings["labels"]), execution=execution, **options)
+
+
+def with_lstm(head: Head) -> Head:
+    """Returns the variant of a head that has an `lstm_module`; transformers has no class for it."""
+    return dataclasses.replace(
+        head,
+        module=head.lstm_module,
+        lstm_module=None,
+        options=(*head.options, "lstm_size"),
+        transformers=None,
+    )
 
 
 def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:
@@ -314,64 +250,159 @@ def _regression_loss(outputs, rows, target_std=1.0):
     return jnp.square((outputs[..., 0] - rows["labels"]) / target_std)
 
 
+def _soft_regression_loss(outputs, teacher, rows, temperature, target_std=1.0):
+    """Takes the teacher's values, in the units of the labels, as labels."""
+    return _regression_loss(outputs, rows | {"labels": teacher[..., 0]}, target_std)
+
+
+def _soft_class_loss(outputs, teacher, rows, temperature):
+    # The outputs for choices, one per sequence, become classes of their example.
+    return kl_divergence(outputs.reshape(teacher.shape), teacher, temperature)
+
+
+def _soft_span_loss(outputs, teacher, rows, temperature):
+    logits = (span_logits(each, rows) for each in (outputs, teacher))
+    return jnp.mean(kl_divergence(*logits, temperature), axis=-1)
+
+
 def with_target_std(head: Head, target_std: float) -> Head:
     """Returns the head of a regression with the loss of standardized values and labels."""
-    loss = functools.partial(_regression_loss, target_std=target_std)
-    return dataclasses.replace(head, loss=loss)
+    return dataclasses.replace(
+        head,
+        loss=functools.partial(_regression_loss, target_std=target_std),
+        soft_loss=functools.partial(_soft_regression_loss, target_std=target_std),
+    )
 
 
 TARGET_SCALE = ("target_mean", "target_std")
 """Options of the head of a regression that was trained on standardized labels."""
 
-CLASSIFICATION = Head("classification", _classification_loss, is_classifier=True)
+CLASSIFICATION = Head(
+    "classification",
+    predicts="class",
+    loss=_classification_loss,
+    soft_loss=_soft_class_loss,
+    module=functools.partial(PooledModel, is_classifier=True),
+    lstm_module=functools.partial(PooledLstmModel, is_classifier=True),
+    task="text_classification",
+    scores=("accuracy", "macro_f1"),
+    transformers=InTransformers(
+        "ForSequenceClassification",
+        "text-classification",
+        problem_type="single_label_classification",
+    ),
+)
+MULTI_LABEL = Head(
+    "multi_label",  # Any number of labels per text.
+    predicts="label_set",
+    loss=_multi_label_loss,
+    module=CLASSIFICATION.module,
+    lstm_module=CLASSIFICATION.lstm_module,
+    label_layout=LabelLayout(dtype=np.float32),  # Tasks set its shape.
+    is_collapsed=_one_label_set,
+    task="text_classification",
+    scores=("micro_f1", "macro_f1"),
+    transformers=InTransformers(
+        "ForSequenceClassification",
+        "text-classification",
+        problem_type="multi_label_classification",
+    ),
+)
 REGRESSION = Head(
     "regression",
-    _regression_loss,
+    predicts="value",
+    loss=_regression_loss,
+    soft_loss=_soft_regression_loss,
+    module=CLASSIFICATION.module,
+    lstm_module=CLASSIFICATION.lstm_module,
+    options=TARGET_SCALE,
     label_layout=LabelLayout(dtype=np.float32),
     is_collapsed=_one_value,
-    is_classifier=True,
-    options=("lstm_size", *TARGET_SCALE),
+    task="text_classification",
+    scores=("pearson", "spearman", "r2"),
+    transformers=InTransformers(
+        "ForSequenceClassification", "text-classification", problem_type="regression"
+    ),
 )
-# Any number of labels per text. Tasks set the shape of `labels`.
-MULTI_LABEL = dataclasses.replace(
-    REGRESSION,
-    name="multi_label",
-    loss=_multi_label_loss,
-    is_collapsed=_one_label_set,
-    options=("lstm_size",),
+MULTIPLE_CHOICE = Head(
+    "multiple_choice",
+    predicts="choice",
+    loss=_choice_loss,
+    soft_loss=_soft_class_loss,
+    lstm_module=PooledLstmModel,
+    task="multiple_choice",
+    scores=("accuracy",),
+    transformers=InTransformers(
+        "ForMultipleChoice",
+        "multiple-choice",
+        "AutoModelForMultipleChoice.from_pretrained",
+        labels=("score",),
+    ),
 )
-MULTIPLE_CHOICE = Head("multiple_choice", _choice_loss)
+# A multiple choice of passages, which are scored one by one: its settings have "max_query_length".
+CROSS_ENCODER = dataclasses.replace(
+    MULTIPLE_CHOICE,
+    task="retrieval",
+    scores=(),
+    transformers=InTransformers(
+        "ForSequenceClassification", "text-ranking", "CrossEncoder", "regression"
+    ),
+)
 TAGGING = Head(
     "tagging",
-    _classification_loss,
+    predicts="tag",
+    loss=_classification_loss,
+    soft_loss=_soft_class_loss,
+    module=PositionModel,
+    lstm_module=PositionLstmModel,
     input_kind="positions",
     label_layout=LabelLayout(per_position=True),
     is_collapsed=_one_tag,
+    task="tagging",
+    transformers=InTransformers("ForTokenClassification", "token-classification"),
 )
 FEATURE_BASED = dataclasses.replace(
     TAGGING,
     name="feature_based",
-    trains_encoder=False,
+    soft_loss=None,
     module=FeatureBasedTagger,
+    lstm_module=None,
     options=("features", "lstm_size"),
+    trains_encoder=False,
+    transformers=None,
 )
 SPAN = Head(
     "span",
-    _span_loss,
+    predicts="span",
+    loss=_span_loss,
+    soft_loss=_soft_span_loss,
+    module=functools.partial(PositionModel, has_dropout=False),
+    lstm_module=functools.partial(PositionLstmModel, has_dropout=False),
     input_kind="positions",
     label_layout=LabelLayout(shape=(2,), holds_positions=True),
     is_collapsed=_no_spans,
-    has_dropout=False,
+    task="squad",
+    transformers=InTransformers(
+        "ForQuestionAnswering",
+        "question-answering",
+        "AutoModelForQuestionAnswering.from_pretrained",
+        labels=("start", "end"),
+    ),
 )
 EMBEDDING = Head(
     "embedding",
+    predicts="vector",
     loss=None,
     batch_loss=in_batch_loss,
+    module=vector_model,
+    options=("pooling", "projections", "normalize", "temperature"),
     input_kind="sequences",
     label_layout=LabelLayout(is_ragged=True),  # Tasks set its shape.
     is_collapsed=_equal_vectors,
-    options=("pooling", "projections", "normalize", "temperature"),
+    task="retrieval",
+    transformers=InTransformers("", "sentence-similarity", "SentenceTransformer"),
 )
 
 _POOLED = (CLASSIFICATION, MULTI_LABEL, REGRESSION, MULTIPLE_CHOICE)
 HEADS = {head.name: head for head in (*_POOLED, TAGGING, FEATURE_BASED, SPAN, EMBEDDING)}
+"""The heads by the name that checkpoints store; `find_head` also finds their variants."""

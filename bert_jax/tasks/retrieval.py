@@ -103,7 +103,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     features = []
     if used:
         features = _train_features(used, all_train, data.num_negatives or 0, inputs, notes)
-    head, labels = heads.MULTIPLE_CHOICE, ("score",)
+    head, labels = heads.CROSS_ENCODER, ("score",)
     if is_bi_encoder:
         longest = max((len(feature.label) for feature in features), default=0)
         layout = dataclasses.replace(heads.EMBEDDING.label_layout, shape=(longest,))

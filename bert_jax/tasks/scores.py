@@ -24,17 +24,17 @@ def f1(predicted: np.ndarray, expected: np.ndarray, positive=1) -> float:
 
 
 def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the mean of `f1` over the classes that occur in either argument."""
+    """Returns the mean of `f1` over the classes that occur in either argument.
+
+    For label sets, both 0 or 1 `[examples, labels]`, returns the mean over all labels.
+    """
+    if np.ndim(predicted) == 2:
+        return float(np.mean(list(map(f1, predicted.T, expected.T))))
     classes, codes = np.unique(np.concatenate([predicted, expected]), return_inverse=True)
     predicted, expected = np.split(codes, 2)
     counts = np.bincount(codes, minlength=len(classes))  # tp + fp + tp + fn
     correct = np.bincount(predicted[predicted == expected], minlength=len(classes))
     return float(np.mean(2 * correct / counts))
-
-
-def multi_label_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the mean of the `f1` of each label; both 0 or 1 `[examples, labels]`."""
-    return float(np.mean(list(map(f1, predicted.T, expected.T))))
 
 
 def class_table(

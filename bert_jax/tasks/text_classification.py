@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from scipy.special import expit, softmax
 
 from bert_jax.data.features import ModelInput
-from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
+from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head, find_head
 from bert_jax.tasks import scores, tables
 from bert_jax.tasks.calibration import mean_gap, reliability_of, with_calibration
 from bert_jax.tasks.labels import (
@@ -43,11 +43,17 @@ from bert_jax.tasks.task import (
 )
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-# Names of heads -> functions of the predicted and the expected classes, label sets or values.
-METRICS_OF_HEADS = {
-    "classification": {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1},
-    "regression": {"pearson": scores.pearson, "spearman": scores.spearman, "r2": scores.r2},
-    "multi_label": {"micro_f1": scores.f1, "macro_f1": scores.multi_label_f1},
+Metric = Callable[[np.ndarray, np.ndarray], float]
+"""A score of what is predicted and what is expected."""
+
+# `Head.scores` -> functions of the predicted and the expected classes, label sets or values.
+SCORES = {
+    "accuracy": scores.accuracy,
+    "micro_f1": scores.f1,
+    "macro_f1": scores.macro_f1,
+    "pearson": scores.pearson,
+    "spearman": scores.spearman,
+    "r2": scores.r2,
 }
 # Also reported for a regression. They cannot select a checkpoint, because lower is better.
 ERRORS = {
@@ -179,12 +185,7 @@ def read_split(
     pairs = [[example.columns[column] for column in texts] for example in examples]
     features, truncated = text_features(pairs, values, tokenizer, config.max_seq_length)
     notes[f"{name} examples truncated"] = truncated
-    metrics = METRICS_OF_HEADS[head.name]
-    if data.regression:
-        metrics = metrics | ERRORS
-    if has_two_classes := head is CLASSIFICATION and len(labels) == 2:
-        metrics = metrics | TWO_CLASS_METRICS
-    ranking_metrics = RANKING_METRICS if has_two_classes else {}
+    metrics, ranking_metrics = metrics_of(head, labels)
     split = make_split(
         name, features, examples, labels, metrics, bool(separator), ranking_metrics=ranking_metrics
     )
@@ -215,9 +216,18 @@ def target_scale(labels: Sequence[float]) -> dict[str, float]:
 
 def selecting_metrics(head: Head, labels: Sequence[str]) -> list[str]:
     """Returns the names of the metrics that may select a checkpoint; the first is the default."""
-    names = list(METRICS_OF_HEADS[head.name])
-    two_classes = head is CLASSIFICATION and len(labels) == 2
-    return names + [*TWO_CLASS_METRICS, *RANKING_METRICS] * two_classes
+    two_classes = head.predicts == "class" and len(labels) == 2
+    return [*head.scores] + [*TWO_CLASS_METRICS, *RANKING_METRICS] * two_classes
+
+
+def metrics_of(head: Head, labels: Sequence[str]) -> tuple[dict[str, Metric], dict[str, Metric]]:
+    """Returns the metrics of a head's predictions, and of two classes those of their ranking."""
+    metrics = {name: SCORES[name] for name in head.scores}
+    if head.predicts == "value":
+        return metrics | ERRORS, {}
+    if head.predicts == "class" and len(labels) == 2:
+        return metrics | TWO_CLASS_METRICS, RANKING_METRICS
+    return metrics, {}
 
 
 def text_features(
@@ -239,10 +249,10 @@ def make_split(
     features: list[ModelInput],
     records: Sequence[tables.Record],
     labels: Sequence,
-    metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
+    metrics: Mapping[str, Metric],
     multi_label: bool = False,
     *,
-    ranking_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] | None = None,
+    ranking_metrics: Mapping[str, Metric] | None = None,
 ) -> Split:
     """Builds a classification split (regression if `labels` is empty), scored by `metrics`.
 
@@ -365,9 +375,10 @@ def classify_output(head: Mapping, output: np.ndarray, top_k: int | None) -> Cla
     With `top_k`, the best labels; by default those of a multi-label head with a probability above
     0.5.
     """
-    if head["task"] == "regression":
+    predicts = find_head(head).predicts
+    if predicts == "value":
         return float(output[0])
-    is_multi = head["task"] == "multi_label"
+    is_multi = predicts == "label_set"
     ranked = best_labels(head["labels"], output, is_multi, top_k)
     if top_k is not None:
         return ranked
@@ -400,13 +411,14 @@ class ClassScores:
     def __init__(
         self,
         head: Mapping,
-        metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
-        ranking_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
+        metrics: Mapping[str, Metric],
+        ranking_metrics: Mapping[str, Metric],
     ):
-        self._labels = () if head["task"] == "regression" else head["labels"]
-        self._is_multi = head["task"] == "multi_label"
+        predicts = find_head(head).predicts
+        self._labels = () if predicts == "value" else head["labels"]
+        self._is_multi = predicts == "label_set"
         self._metrics, self._ranking_metrics = metrics, ranking_metrics
-        self._temperatures = {"ece": 1.0} if head["task"] == "classification" else {}
+        self._temperatures = {"ece": 1.0} if predicts == "class" else {}
         if self._temperatures and "calibration_temperature" in head:
             self._temperatures["calibrated_ece"] = head["calibration_temperature"]
         names = ("predicted", "expected", "margins", *self._temperatures)
@@ -447,14 +459,9 @@ PREDICT_OPTIONS = {"text": "text", "text_pair": "", "label": "label", "id": "", 
 
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "TextPredictor":
     """Returns the predictor of a head for classification, multi-label or regression."""
-    head, labels = trained.settings, trained.settings["labels"]
-    metrics = METRICS_OF_HEADS[head["task"]]
-    if head["task"] == "regression":
-        metrics = metrics | ERRORS
-    has_two_classes = head["task"] == "classification" and len(labels) == 2
-    if has_two_classes:
-        metrics = metrics | TWO_CLASS_METRICS
-    scores = ClassScores(head, metrics, RANKING_METRICS if has_two_classes else {})
+    settings = trained.settings
+    metrics = metrics_of(find_head(settings), settings["labels"])
+    scores = ClassScores(settings, *metrics)
     return TextPredictor(trained, options, scores, needs_label="label" in given)
 
 
@@ -474,8 +481,9 @@ class TextPredictor:
         self._trained, self._options, self._scores = trained, options, scores
         self._needs_label, self._aliases = needs_label, dict(aliases or {})
         head = trained.settings
-        self._is_multi = head["task"] == "multi_label"
-        self._labels = () if head["task"] == "regression" else head["labels"]
+        predicts = find_head(head).predicts
+        self._is_multi = predicts == "label_set"
+        self._labels = () if predicts == "value" else head["labels"]
         self._texts = tuple(filter(None, (options["text"], options["text_pair"])))
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:

@@ -89,7 +89,7 @@ def test_documentation_names_the_class_of_every_export(name):
     _, _, section = text.partition("\n## In other libraries\n")
     named = set(re.findall(r"`(\w+)`", section.partition("\n### ")[0]))
     prefix = family.headless[()].removesuffix("Model")
-    classes = {*family.headless.values(), *(task.architecture for task in family.tasks.values())}
+    classes = {*family.headless.values(), *(family.class_prefix + end for end in family.heads)}
     assert prefix in named | {"Bert"}
     for each in classes:
         assert named & {each, each.replace(prefix, "Bert")}, each

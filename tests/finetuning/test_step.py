@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.features import NO_LABEL
+from bert_jax.data.features import NO_LABEL, unpack_rows
 from bert_jax.finetuning.step import fit_rows_per_microbatch
 from bert_jax.model.heads import in_batch_loss, make_model
 from tests.helpers.models import batch_of_row
@@ -119,6 +119,7 @@ def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     model = make_model(EMBEDDING.config, settings)
     features = EMBEDDING.features[:2]
     rows = EMBEDDING.row_shape().build([features], 1)
+    packed = rows | unpack_rows(rows)
     sequences = [*features[0].sequences, *features[1].sequences]
     tokens = np.zeros((len(sequences), max(map(len, sequences))), np.int32)
     for row, sequence in zip(tokens, sequences, strict=True):
@@ -128,7 +129,7 @@ def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     @jax.jit
     def run(params):
         hidden = model.apply({"params": params}, alone, method=lambda m, batch: m.encoder(batch))
-        return model.apply({"params": params}, rows)[0], hidden
+        return model.apply({"params": params}, packed)[0], hidden
 
     found, hidden = jax.device_get(run(EMBEDDING.params))
     for slot, sequence in enumerate(sequences):

@@ -133,7 +133,7 @@ def our_outputs(config, head: dict | None, tensors: dict, rows: dict) -> dict:
     batch = unpack_rows(rows)
     hidden = Encoder(config).apply({"params": params["encoder"]}, batch)
     if head:
-        logits = make_model(config, head).apply({"params": params}, rows)[:, 0]
+        logits = make_model(config, head).apply({"params": params}, rows | batch)[:, 0]
     else:
         positions = jnp.broadcast_to(jnp.arange(LENGTH), rows["tokens"].shape)
         model = PretrainingModel(config, next_sentence=False)

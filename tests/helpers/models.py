@@ -11,8 +11,9 @@ import numpy as np
 
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
+from bert_jax.data.features import unpack_rows
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import CLASSIFICATION, TaskModel
+from bert_jax.model.heads import make_model
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 
@@ -61,9 +62,10 @@ def batch_of_row(tokens: np.ndarray, segment_ids: np.ndarray | None = None) -> d
 @functools.cache
 def random_classifier(config: BertConfig, num_labels: int) -> dict:
     """Returns NumPy arrays of the initial parameters of a classifier."""
-    row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
-    model = TaskModel(config, CLASSIFICATION, num_labels)
-    return jax.device_get(jax.jit(model.init)(jax.random.key(1), row)["params"])
+    rows = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
+    model = make_model(config, {"task": "classification", "labels": ["label"] * num_labels})
+    params = jax.jit(model.init)(jax.random.key(1), rows | unpack_rows(rows))["params"]
+    return jax.device_get(params)
 
 
 def write_weights(

@@ -15,11 +15,11 @@ from bert_jax import finetune
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.configs.finetune import conll2003, feature_based
-from bert_jax.data.features import ModelInput, RowShape
+from bert_jax.data.features import ModelInput, RowShape, unpack_rows
 from bert_jax.finetuning.pretrained_head import initial_params
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
-from bert_jax.model.heads import FEATURE_BASED, TAGGING
+from bert_jax.model.heads import TAGGING
 from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.tasks import tagging as task
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -34,17 +34,19 @@ TEXT = "".join(TAGGED * (number % 4 + 1) + "\n" for number in range(40))
 @pytest.mark.slow
 def test_packed_sequences_do_not_touch_each_other():
     config = small_model_config(50, num_layers=3)
-    model = FeatureBasedTagger(config, FEATURE_BASED, 3, "weighted_sum", lstm_size=8)
+    model = FeatureBasedTagger(config, 3, "weighted_sum", lstm_size=8)
     rng = np.random.default_rng(0)
     sequences = [
         ModelInput((rng.integers(5, 50, length).astype(np.int32),), (length,))
         for length in (5, 3, 6)
     ]
     shape = RowShape(16, 3, TAGGING.label_layout, 0)
-    packed = shape.build([sequences], 1)
-    single = shape.build([[feature] for feature in sequences], 3)
+    packed, single = (
+        unpack_rows(shape.build(rows, len(rows)))
+        for rows in ([sequences], [[feature] for feature in sequences])
+    )
     params = jax.jit(model.init)(jax.random.key(0), packed)
-    together, alone = (jax.jit(model.apply)(params, rows) for rows in (packed, single))
+    together, alone = (jax.jit(model.apply)(params, batch) for batch in (packed, single))
     alone = np.concatenate([alone[row, : len(each)] for row, each in enumerate(sequences)])
     np.testing.assert_allclose(together[0, : len(alone)], alone, atol=1e-5)
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.features import ModelInput, RowShape
+from bert_jax.data.features import ModelInput, RowShape, unpack_rows
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, TaskModel
+from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, make_model
 from tests.helpers.models import random_params, small_model_config
 
 
@@ -62,7 +62,8 @@ def test_collapse_of_tags_considers_labeled_positions_only():
 )
 def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, causal, lstm_size):
     config = small_model_config(50, initializer_range=0.3, causal=causal)
-    model = TaskModel(config, head, 3, lstm_size=lstm_size)
+    settings = {"task": head.name, "labels": ["a", "b", "c"], "lstm_size": lstm_size}
+    model = make_model(config, settings)
     rng = np.random.default_rng(0)
     sequences = [rng.integers(5, 50, length).astype(np.int32) for length in (5, 3, 6)]
     shape = RowShape(16, 3, head.label_layout, 0)
@@ -73,8 +74,9 @@ def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, cau
     changed = [sequences[0] + (np.arange(5) == position) for position in range(5)]
     together = [packed(first) for first in (sequences[0], *changed)]
     rows = shape.build([*together, *([feature] for feature in together[0])], 9)
-    params = random_params(model, rows, std=0.3)
-    outputs = np.asarray(jax.jit(model.apply)({"params": params}, rows))
+    batch = rows | unpack_rows(rows, causal)
+    params = random_params(model, batch, std=0.3)
+    outputs = np.asarray(jax.jit(model.apply)({"params": params}, batch))
     if head is CLASSIFICATION:
         first, others, alone = outputs[:6, :1], outputs[:6, 1:], outputs[6:, 0]
     else:
@@ -104,16 +106,16 @@ def test_dropout_is_before_the_head_and_in_some_families_before_the_pooler(
     config = BertConfig(
         20, size, 1, 2, 16, 4, family=family, classifier_dropout_rate=classifier_rate
     )
-    model = TaskModel(config, HEADS[head], num_outputs=size)
+    model = make_model(config, {"task": head, "labels": ["label"] * size})
     tokens = np.random.default_rng(0).integers(5, 20, (64, 4))
     bounds = np.broadcast_to(np.array([0, 4, 4], np.int32), (64, 1, 3))
-    rows = {"tokens": tokens.astype(np.int32), "sequence_bounds": bounds}
-    params = jax.jit(model.init)(jax.random.key(0), rows)["params"]
+    batch = unpack_rows({"tokens": tokens.astype(np.int32), "sequence_bounds": bounds})
+    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
     # Pooler and head only pass on what is not dropped: elsewhere, hidden states are never 0.
     identity = {"kernel": np.eye(size, dtype=np.float32), "bias": np.zeros(size, np.float32)}
     params |= {"head": identity, "encoder": params["encoder"] | {"pooler": {"dense": identity}}}
     apply = jax.jit(functools.partial(model.apply, dropout=rate))
-    outputs = apply({"params": params}, rows, rngs={"dropout": jax.random.key(1)})
+    outputs = apply({"params": params}, batch, rngs={"dropout": jax.random.key(1)})
     kept = (1 - (rate if classifier_rate is None else classifier_rate)) ** places
     sigma = np.sqrt(kept * (1 - kept) / outputs.size)
     assert abs(np.mean(np.asarray(outputs) != 0) - kept) < 4 * sigma

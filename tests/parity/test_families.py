@@ -166,7 +166,7 @@ def check_round_trip(model, params, config, head) -> None:
 def our_outputs(config, head: dict | None, params: dict, rows: dict) -> jax.Array:
     """Returns the outputs of the head, or without one the logits of all positions."""
     if head:
-        return make_model(config, head).apply({"params": params}, rows)
+        return make_model(config, head).apply({"params": params}, rows | unpack_rows(rows))
     if "discriminator" in params:
         return Discriminator(config).apply({"params": params}, unpack_rows(rows))
     positions = jnp.broadcast_to(jnp.arange(LENGTH), rows["tokens"].shape)

@@ -177,7 +177,7 @@ def our_outputs(directory: pathlib.Path, reference: dict) -> dict:
     outputs = {"hidden_states": np.moveaxis(states, 0, 2)} if len(shape) == 2 else {}
     variables = {"params": params}
     if head:
-        logits = make_model(config, head).apply(variables, rows)
+        logits = make_model(config, head).apply(variables, rows | batch)
         if head["task"] == "span":
             return outputs | {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
         return outputs | {"logits": logits.reshape(reference["logits"].shape)}

@@ -12,6 +12,7 @@ import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.read import read_model
+from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.heads import HEADS, make_model
 from tests.helpers.models import assert_trees_equal, write_torch_model
@@ -100,7 +101,8 @@ def test_logits_of_heads_equal_transformers_with_segments_and_padding(architectu
         expected = outputs.logits.numpy()
     pairs = np.stack([np.zeros(6, int), starts, lengths], axis=-1)[:, None].astype(np.int32)
     model = make_model(config_from_settings(ours.settings), head)
-    actual = model.apply({"params": ours.params}, {"tokens": tokens, "sequence_bounds": pairs})
+    batch = unpack_rows({"tokens": tokens, "sequence_bounds": pairs})
+    actual = model.apply({"params": ours.params}, batch)
     if HEADS[head["task"]].input_kind == "pooled":
         actual, expected = actual[:, 0], expected.reshape(6, -1)
     else:

@@ -23,7 +23,7 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
-from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batches
+from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batches, unpack_rows
 from bert_jax.finetuning.step import make_finetune_step, make_predict_step, predict
 from bert_jax.model import heads
 from bert_jax.model.bert import RULES
@@ -64,7 +64,7 @@ class HeadCase:
 
     @functools.cached_property
     def head(self) -> heads.Head:
-        head = heads.HEADS[self.settings["task"]]
+        head = heads.find_head(self.settings)
         if self.label_shape is None:
             return head
         layout = dataclasses.replace(head.label_layout, shape=self.label_shape)
@@ -76,7 +76,8 @@ class HeadCase:
 
     @functools.cached_property
     def params(self) -> dict:
-        return random_params(self.model, self.row_shape().build([], 1), std=0.02)
+        rows = self.row_shape().build([], 1)
+        return random_params(self.model, rows | unpack_rows(rows), std=0.02)
 
     @property
     def labels(self) -> list:
@@ -235,7 +236,8 @@ def saved_head_predicts_the_same_when_loaded(case: HeadCase, directory):
     assert_trees_equal(model.params, case.params)
     shape = dataclasses.replace(case.row_shape(), max_sequences=len(case.features[0].sequences))
     rows = shape.build([[feature] for feature in case.features], NUM_FEATURES)
-    outputs = np.asarray(jax.jit(model.module.apply)({"params": model.params}, rows))
+    batch = rows | unpack_rows(rows, case.config.causal)
+    outputs = np.asarray(jax.jit(model.module.apply)({"params": model.params}, batch))
     expected, _ = predictor(case)(case.features)
     for row, feature, one in zip(outputs, case.features, expected, strict=True):
         is_position = case.head.input_kind == "positions"

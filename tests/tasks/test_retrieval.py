@@ -65,7 +65,7 @@ def test_bi_encoder_takes_query_positive_and_negatives_as_sequences(tmp_path, to
 
 def test_cross_encoder_takes_pairs_of_which_the_first_is_correct(tmp_path, tokenizer):
     task = make_task(tmp_path, tokenizer, "cross_encoder")
-    assert task.head is heads.MULTIPLE_CHOICE and task.train[0].label == 0
+    assert task.head is heads.CROSS_ENCODER and task.train[0].label == 0
     feature = task.train[1]
     assert decode(tokenizer, feature.sequences[0]) == "[CLS] king [SEP] a king of the people [SEP]"
     assert feature.second_starts[0] == 3

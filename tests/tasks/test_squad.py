@@ -14,15 +14,14 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import squad as squad_config
-from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
-from bert_jax.model.heads import SPAN, TaskModel
+from bert_jax.model.heads import make_model
 from bert_jax.predict import predict
 from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
-from tests.helpers.models import small_model_config
+from tests.helpers.models import batch_of_row, small_model_config
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -53,8 +52,9 @@ def pretrained(tokenizer, tmp_path_factory):
     """A tiny untrained BERT."""
     directory = tmp_path_factory.mktemp("pretrained") / "1"
     config = small_model_config(tokenizer.vocab_size, num_layers=1, max_position_embeddings=32)
-    row = RowShape(8, 1, SPAN.label_layout, 0).build([], 1)
-    params = jax.jit(TaskModel(config, SPAN, 2).init)(jax.random.key(0), row)["params"]
+    batch = batch_of_row(np.zeros((1, 8), np.int32))
+    model = make_model(config, {"task": "span", "labels": ["start", "end"]})
+    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
     params = {"encoder": params["encoder"]}
     write_checkpoint(directory, params, model_settings(config, params), tokenizer)
     return str(directory)

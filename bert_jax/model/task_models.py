@@ -1,0 +1,196 @@
+"""An encoder with the head of a task: one output per sequence or per position, or a vector.
+
+Each takes a batch: packed rows with what `unpack_rows` adds to them. The parameters are "encoder",
+"head" (a dense layer), "projection_N" of a vector and, in `lstm_models.py`, "lstm".
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.execution import Execution
+from bert_jax.model.pooling import pool_tokens
+
+
+class PooledModel(nn.Module):
+    """Encoder, pooler, and a dense layer: one output for each sequence.
+
+    Attributes:
+      num_outputs: number of classes; 1 for a value or the score of a choice.
+      is_classifier: whether it classifies sequences: in some families dropout then also precedes
+        the pooler (`BertConfig.has_pooler_input_dropout`).
+      target_mean, target_std: mean and standard deviation of the labels that a regression was
+        trained on. The dense layer computes standardized values; the outputs are scaled back.
+      execution: how the encoder runs.
+    """
+
+    config: object
+    num_outputs: int
+    is_classifier: bool = False
+    target_mean: float = 0.0
+    target_std: float = 1.0
+    execution: Execution = Execution()
+
+    def setup(self):
+        self.encoder = Encoder(self.config, self.execution)
+        self.head = dense_head(self.config, self.num_outputs)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> jax.Array:
+        """Returns float32 `[B, S, outputs]`; `dropout` is as in `Encoder`."""
+        dropout = as_dropout(self, dropout, len(batch["tokens"]))
+        x = self.encoder(batch, dropout, positions=batch["pooled_positions"])
+        return pooled_outputs(self, x, dropout)
+
+
+class PositionModel(nn.Module):
+    """Encoder, and a dense layer: an output for each position.
+
+    Attributes:
+      num_outputs: number of tags; 2 for a span.
+      has_dropout: whether the input of the dense layer has dropout, as in the released code.
+      execution: how the encoder runs.
+    """
+
+    config: object
+    num_outputs: int
+    has_dropout: bool = True
+    execution: Execution = Execution()
+
+    def setup(self):
+        self.encoder = Encoder(self.config, self.execution)
+        self.head = dense_head(self.config, self.num_outputs)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> jax.Array:
+        """Returns float32 `[B, L, outputs]`; `dropout` is as in `Encoder`."""
+        dropout = as_dropout(self, dropout, len(batch["tokens"]))
+        return position_outputs(self, self.encoder(batch, dropout), dropout)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "identity": lambda x: x,
+    "tanh": jnp.tanh,
+    "relu": nn.relu,
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "sigmoid": nn.sigmoid,
+    "silu": nn.silu,
+}
+"""Activations of a `Projection`."""
+
+
+class Projection(NamedTuple):
+    """A dense layer of `size` outputs, and an activation; "Dense" in sentence-transformers."""
+
+    size: int
+    has_bias: bool
+    activation: str
+
+
+class VectorModel(nn.Module):
+    """Encoder, pooling and any dense layers: a vector for each sequence.
+
+    Attributes:
+      pooling: some of `POOLINGS`, whose vectors are joined, or "pooler" alone.
+      projections: dense layers of the pooled vector, from sentence-transformers.
+      normalize: whether vectors have length 1, so that dot products are cosines.
+      temperature: divides the dot products before the softmax in training.
+      execution: how the encoder runs.
+    """
+
+    config: object
+    pooling: tuple[str, ...] = ("mean",)
+    projections: tuple[Projection, ...] = ()
+    normalize: bool = True
+    temperature: float = 0.05
+    execution: Execution = Execution()
+
+    @property
+    def vector_size(self) -> int:
+        """The size of a vector."""
+        if self.projections:
+            return self.projections[-1].size
+        return len(self.pooling) * self.config.hidden_size
+
+    def setup(self):
+        if self.config.causal and "cls" in self.pooling:
+            reason = "[CLS] of a left-to-right model sees no other token"
+            raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean'")
+        self.encoder = Encoder(self.config, self.execution)
+        self.projection_layers = [
+            nn.Dense(each.size, each.has_bias, dtype=jnp.float32, name=f"projection_{index}")
+            for index, each in enumerate(self.projections)
+        ]
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> jax.Array:
+        """Returns float32 `[B, S, vector_size]`, 0 in unused slots unless a layer has a bias.
+
+        `dropout` is as in `Encoder`.
+        """
+        dropout = as_dropout(self, dropout, len(batch["tokens"]))
+        if self.pooling == ("pooler",):
+            x = self.encoder(batch, dropout, positions=batch["pooled_positions"])
+            vectors = self.encoder.pool(x)
+        else:
+            x = self.encoder(batch, dropout)
+            vectors = pool_tokens(x, batch["sequence_bounds"], self.pooling)
+        for layer, each in zip(self.projection_layers, self.projections, strict=True):
+            vectors = ACTIVATIONS[each.activation](layer(vectors))
+        squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
+        return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
+
+
+def vector_model(
+    config,
+    num_outputs: int = 0,
+    pooling: str | Sequence[str] = "mean",
+    projections: Sequence[Mapping] = (),
+    **options,
+) -> VectorModel:
+    """Builds a `VectorModel` from settings as JSON has them.
+
+    There are no labels, and so `num_outputs` is 0; the size of a vector follows from the layers.
+    """
+    poolings = (pooling,) if isinstance(pooling, str) else tuple(pooling)
+    layers = tuple(Projection(**each) for each in projections)
+    return VectorModel(config, poolings, layers, **options)
+
+
+def dense_head(config, num_outputs: int) -> nn.Dense:
+    """Returns the last layer: float32, initialized as the encoder is."""
+    initializer = nn.initializers.truncated_normal(config.initializer_range)
+    return nn.Dense(num_outputs, dtype=jnp.float32, kernel_init=initializer)
+
+
+def pooled_outputs(model, x: jax.Array, dropout: Dropout | None) -> jax.Array:
+    """Returns the outputs of a `PooledModel` from the hidden states `[B, S, H]` that it pools."""
+    dropout = head_dropout(model.config, dropout)
+    if model.is_classifier and getattr(model.config, "has_pooler_input_dropout", False):
+        x = dropout_at(dropout, "pooler", x)
+    outputs = model.head(dropout_at(dropout, "head", model.encoder.pool(x)))
+    if (model.target_mean, model.target_std) != (0.0, 1.0):
+        outputs = outputs * model.target_std + model.target_mean
+    return outputs
+
+
+def position_outputs(model, x: jax.Array, dropout: Dropout | None) -> jax.Array:
+    """Returns the outputs of a `PositionModel` from the hidden states `[B, L, H]`."""
+    if model.has_dropout:
+        x = dropout_at(head_dropout(model.config, dropout), "head", x)
+    return model.head(x)
+
+
+def head_dropout(config, dropout: Dropout | None) -> Dropout | None:
+    """Returns the dropout around the head, which in some families has a rate of its own."""
+    rate = getattr(config, "classifier_dropout_rate", None)
+    return dropout if dropout is None or rate is None else dropout._replace(rate=rate)
