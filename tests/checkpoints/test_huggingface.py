@@ -338,6 +338,14 @@ def test_cross_encoder_is_written_as_a_regression_on_pairs(tmp_path):
             assert read_model(tmp_path / architecture).settings["head"] == head | extra
 
 
+@pytest.mark.parametrize("family", ["roberta", "electra"])
+def test_cross_encoder_has_the_tensors_of_its_class_in_transformers(family):
+    head = {"task": "multiple_choice", "labels": ["score"], "max_query_length": 4}
+    paths = ("head/kernel", "encoder/pooler/dense/bias")
+    names = [huggingface_name(path, head, family) for path in paths]
+    assert names == ["classifier.out_proj.weight", "classifier.dense.bias"]
+
+
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
 def test_bi_encoder_is_written_with_the_modules_of_sentence_transformers(
     pooling, normalize, tmp_path
