@@ -103,9 +103,11 @@ class FinetuneSetup:
     trained_length: int | None
 
     def num_steps(self, trial: ConfigDict) -> int:
+        """Returns the number of updates of a trial."""
         return round(trial.num_epochs * self.steps_per_epoch)
 
     def hyperparameters(self, trial: ConfigDict) -> Hyperparameters:
+        """Returns the numbers of a trial with which the compiled step is called."""
         return make_hyperparameters(trial, self.model.config, self.num_steps(trial))
 
     def settings(self, trial: ConfigDict) -> dict:
