@@ -51,7 +51,7 @@ def accumulate_gradients(
     def add(index, total):
         return jax.tree.map(jnp.add, total, value_and_gradients(index))
 
-    if len(jax.tree.leaves(microbatches)[0]) == 1:
-        return value_and_gradients(0)
+    if isinstance(num_microbatches, int) and num_microbatches == 1:
+        return value_and_gradients(0)  # Has no loop, and no zeros to add to.
     zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_gradients, 0))
     return jax.lax.fori_loop(0, num_microbatches, add, zeros)
