@@ -87,6 +87,19 @@ def test_a_table_with_errors_is_predicted_and_scored_as_load_does(task, tmp_path
     assert scores["examples"] == {"classification": 3, "multi_label": 4, "regression": 3}[task]
 
 
+def test_a_list_of_labels_that_was_written_as_text_is_an_error(tmp_path):
+    """As pandas writes it in a CSV."""
+    model = write_head(tmp_path, task="multi_label", labels=["no", "yes"])
+    rows = [{"text": "the", "label": "['no', 'yes']"}]
+    path = write_table(tmp_path / "in.csv", rows)
+    message = "a list that was written as text: write its labels with '|' between them"
+    for table in (path, rows):
+        with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+            bert_jax.load(model).predict(table)
+    with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+        predict.predict(model, path, tmp_path / "out.jsonl")
+
+
 def test_two_rows_of_a_table_with_one_id_are_an_error(classifier):
     table = [{"text": "the", "key": "a"}, {"text": "river", "key": "a"}]
     with pytest.raises(ValueError, match="example 1: id 'a' is already used in example 0"):

@@ -167,25 +167,32 @@ class PretrainedModel:
 
     @property
     def module(self) -> nn.Module:
-        """The Flax module of `params`: with the fine-tuned or pre-training heads that it has."""
+        """The Flax module of `params`: with the fine-tuned or pre-training heads that it has.
+
+        Of parameters with a head of your own it is the encoder; your module has the head.
+        """
         if self.head:
             return make_model(self.config, self.head, self._execution)
         if "discriminator" in self.params:
             return Discriminator(self.config, self._execution)
-        if "mlm" not in self.params:
-            return EncoderModel(self.config, self._execution)
-        return PretrainingModel(self.config, "nsp" in self.params, self._execution)
+        if "mlm" in self.params:
+            return PretrainingModel(self.config, "nsp" in self.params, self._execution)
+        return EncoderModel(self.config, self._execution)
 
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        parts = [("mlm", "next token" if config.causal else "masked LM"), ("nsp", "sentence pairs")]
-        parts.append(("discriminator", "replaced tokens"))
-        pretrained = " and ".join(name for part, name in parts if part in self.params)
-        head = self.head or {"task": pretrained, "labels": ()}
-        purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))
-        purpose = "head for " * bool(purpose) + (purpose or "no head")
-        return f"PretrainedModel({self.source}: {sizes}; {purpose})"
+        predicted = {
+            "mlm": "next token" if config.causal else "masked LM",
+            "nsp": "sentence pairs",
+            "discriminator": "replaced tokens",
+        }
+        purpose = " and ".join(name for part, name in predicted.items() if part in self.params)
+        if self.head:
+            labels = ", ".join(self.head["labels"])[:200]
+            purpose = self.head["task"] + (f": {labels}" if labels else "")
+        head = f"head for {purpose}" if purpose else "no head"
+        return f"PretrainedModel({self.source}: {sizes}; {head})"
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Saves the model as a checkpoint, which `load` and `config.init_from` take.
@@ -414,8 +421,9 @@ class PretrainedModel:
         """Classifies texts or pairs of texts, or predicts a value for each.
 
         Returns:
-          The most probable label of each text, or with `top_k` a list of them, best first; for a
-          multi-label head all labels with a probability above 0.5, for a regression head the value.
+          Of each text, the most probable label; for a multi-label head the list of all labels with
+          a probability above 0.5, best first; for a regression head the value. With `top_k`, the
+          list of the best labels, best first.
         """
         if top_k is None:
             trained = self._need_head("classify", "class", "label_set", "value")

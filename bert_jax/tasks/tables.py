@@ -66,14 +66,14 @@ def with_split(source: str, name: str) -> str:
 
 
 def read_table(
-    source: str | pathlib.Path | Iterable[Mapping],
+    source: str | pathlib.Path,
     columns: Sequence[str],
     header_lines: int = 1,
     data_dir: str = "",
     label: str = "",
     label_separator: str = "",
 ) -> list[Record]:
-    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, TFDS or dicts, with all of `columns`.
+    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, with all of `columns`.
 
     The first of `header_lines` names the columns; the others are skipped. Fields may be quoted.
     With a `label_separator`, records get `labels` from the column `label`: a list in JSON and TFDS,
@@ -98,7 +98,7 @@ def iterate_table(
     label_separator: str = "",
     without_labels: set[str] | None = None,
 ) -> Iterator[Record]:
-    """Yields the records of `read_table` one by one, but splits no texts into labels.
+    """Yields the records of a table or of dicts one by one, but splits no texts into labels.
 
     `without_labels` receives the locations where the label is null.
     """
@@ -162,16 +162,22 @@ def _with_label_sets(
     for record in records:
         text = record.columns.get(column)
         is_text = text is not None and record.labels is None and record.location not in unknown
-        if is_text and _is_printed_list(text):
-            raise ValueError(
-                f"{record.location}: {column!r} is {text:.60}, a list that was written as text: "
-                f"write its labels with {separator!r} between them, or the table as .jsonl"
-            )
         if is_text and (text or is_labeled):
-            labels = tuple(filter(None, map(str.strip, text.split(separator))))
-            record = record._replace(labels=labels)
+            record = with_labels_in_text(record, column, separator)
         labeled.append(record)
     return labeled
+
+
+def with_labels_in_text(record: Record, column: str, separator: str) -> Record:
+    """Returns the record with the labels in its text. Raises ValueError for a list in the text."""
+    text = record.columns[column]
+    if _is_printed_list(text):
+        raise ValueError(
+            f"{record.location}: {column!r} is {text:.60}, a list that was written as text: "
+            f"write its labels with {separator!r} between them, or the table as .jsonl"
+        )
+    labels = tuple(filter(None, map(str.strip, text.split(separator))))
+    return record._replace(labels=labels)
 
 
 def _is_printed_list(text: str) -> bool:

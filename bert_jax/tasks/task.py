@@ -24,8 +24,6 @@ class Split:
     # Writes predictions with the examples' ids into an existing directory, with other files beside
     # them; returns the path of the predictions.
     write: Callable[[Outputs, pathlib.Path], pathlib.Path]
-    # Outputs -> one JSON object per example, as `write` writes them; None: it writes other files.
-    describe: Callable[[Outputs], list[dict]] | None = None
     # Outputs -> the head settings that suit this split best; None: none are chosen.
     tune: Callable[[Outputs], dict] | None = None
     # Head settings -> this split, scored and written with them; None: it depends on none.

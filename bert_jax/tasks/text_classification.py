@@ -134,7 +134,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def read_records(
-    source: str | Iterable[Mapping], name: str, data: ConfigDict, notes: dict[str, int]
+    source: str, name: str, data: ConfigDict, notes: dict[str, int]
 ) -> list[tables.Record]:
     """Reads the examples of split `name`, and counts those with empty texts in `notes`."""
     # A test file may have no labels; in a dev file a missing column is probably a typo.
@@ -307,7 +307,7 @@ def make_split(
             logging.info("%s, by label%s:\n%s", name, which, "\n".join(lines))
         return path
 
-    return Split(name, features, score if is_labeled else None, write, describe_examples)
+    return Split(name, features, score if is_labeled else None, write)
 
 
 def predicted_labels(outputs: Outputs, labels: Sequence, multi_label: bool) -> np.ndarray:
@@ -490,7 +490,7 @@ class TextPredictor:
         paths = files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
         return [(path, f"{path.stem}.jsonl") for path in paths]
 
-    def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
+    def read(self, source: str | pathlib.Path | Iterable[Mapping]) -> Iterator[tables.Record]:
         label, column = self._options["label"], self._options["id"]
         columns = (*self._texts, *filter(None, (column, label if self._needs_label else "")))
         separator = ""
@@ -498,7 +498,7 @@ class TextPredictor:
             separator = self._trained.settings.get("label_separator", LABEL_SEPARATOR)
         data_dir = self._trained.data.get("data_dir", "")
         header_lines = self._options["header_lines"]
-        arguments = path, columns, header_lines, data_dir, label, separator
+        arguments = source, columns, header_lines, data_dir, label, separator
 
         @functools.cache
         def is_labeled() -> bool:
@@ -518,8 +518,7 @@ class TextPredictor:
             is_text = text is not None and record.labels is None and record.location not in null
             null.clear()
             if self._is_multi and is_text and (text or is_labeled()):
-                names = tuple(filter(None, map(str.strip, text.split(separator))))
-                record = record._replace(labels=names)
+                record = tables.with_labels_in_text(record, label, separator)
             yield record._replace(id=record.columns[column] if column else str(number))
             number += 1
 
