@@ -15,6 +15,8 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.tfds import tfds_source
 
+# Not pyarrow.csv: it accepts a quoted field that is never closed, and reads `"a"b` as ab; it keeps
+# "\r\n" inside fields, takes blank lines for rows, and its errors count rows, not lines.
 csv.field_size_limit(2**31 - 1)  # In characters; the default is 128 Ki.
 _QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TSV.
 _UNQUOTE = str.maketrans({'"': None, "\t": "\1", "\n": "\2"})  # In a quoted field.
