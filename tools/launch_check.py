@@ -1,15 +1,14 @@
 r"""Checks, before anything costs money, that a job can run on the chips of a launcher.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=N \
-    python tools/launch_check.py CHIP NUM_CHIPS NUM_SLICES pretrain|finetune|sweep FLAG...
+    python tools/launch_check.py NUM_SLICES pretrain|finetune|sweep FLAG...
 
-NUM_CHIPS is the number of chips of all slices. Builds the run's mesh, and for pre-training its
+Builds the run's mesh, and for pre-training its
 optimizer and state shapes, on as many simulated devices as the chips have, but compiles nothing and
 opens no corpus, weights or examples.
 """
 
 import copy
-import math
 import os
 import pathlib
 import sys
@@ -18,7 +17,6 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.finetuning import finetune_setup
-from bert_jax.pods.chips import default_shape, format_shape, parse_topology
 from bert_jax.pods.estimate import compilation
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.main import define_flags
@@ -83,27 +81,8 @@ def check_finetuning(config: ConfigDict, num_slices: int) -> None:
     check_mesh(run, num_slices)
 
 
-def topology_flag(chip: str, num_chips: int, num_slices: int) -> str:
-    """Returns the flag by which a configuration gets the topology of these chips."""
-    shape = format_shape(default_shape(chip, num_chips // num_slices))
-    return f"--config.topology={chip}:{shape}" + (f":{num_slices}" if num_slices > 1 else "")
-
-
-def check_config(config: ConfigDict, chip: str, num_chips: int, num_slices: int) -> None:
+def check_pretraining(config: ConfigDict, num_slices: int) -> None:
     """Raises ValueError for a configuration that cannot run on the chips that JAX simulates."""
-    if config.get("topology"):
-        expected_chip, sizes, expected_slices = parse_topology(config.topology)
-        expected = (expected_chip, math.prod(sizes) * expected_slices, expected_slices)
-        if expected != (chip, num_chips, num_slices):
-            slices = "one slice" if num_slices == 1 else f"{num_slices} slices"
-            choose_chip = ""
-            if expected_chip != chip:
-                choose_chip = f"; many configurations take the chip as an argument: FILE.py:{chip}"
-            raise ValueError(
-                f"the configuration is for {config.topology}, but the job gets "
-                f"{num_chips} chips of {chip} in {slices}: set "
-                f"{topology_flag(chip, num_chips, num_slices)}{choose_chip}"
-            )
     check_numbers(config)
     phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
     teacher = compilation.assumed_teacher(config, phases[0].objective_class)
@@ -112,12 +91,11 @@ def check_config(config: ConfigDict, chip: str, num_chips: int, num_slices: int)
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) != 5 or not (argv[2] + argv[3]).isdecimal():
-        sys.exit(f"expected CHIP, NUM_CHIPS, NUM_SLICES, the program and its flags, got {argv[1:]}")
-    chip, num_chips, num_slices = argv[1], int(argv[2]), int(argv[3])
-    config = flags.FLAGS.config
-    program = config.get("program", argv[4])
-    if argv[4] != program:
+    if len(argv) != 3 or not argv[1].isdecimal():
+        sys.exit(f"expected NUM_SLICES, the program and its flags, got {argv[1:]}")
+    num_slices, config = int(argv[1]), flags.FLAGS.config
+    program = config.get("program", argv[2])
+    if argv[2] != program:
         sys.exit(f"the configuration is for bert_jax.{program}: set --program={program}")
     for name in ("coordinator", "num_processes", "process_id"):
         if flags.FLAGS[name].present:
@@ -127,7 +105,7 @@ def main(argv: list[str]) -> None:
         check_paths(config)
         if program == "pretrain":
             check_corpora(config)
-            check_config(config, chip, num_chips, num_slices)
+            check_pretraining(config, num_slices)
         else:
             check_finetuning(config, num_slices)
     except (ImportError, OSError, ValueError) as error:

@@ -95,8 +95,6 @@ def run(action: str, arguments: list[str]) -> str | None:
         num_devices = topology.num_chips * CHIPS[topology.chip].devices_per_chip
         check_job(
             ROOT,
-            chip=topology.chip,
-            num_chips=topology.num_chips,
             num_slices=topology.num_slices,
             num_devices=num_devices,
             job=[PROGRAM.value, *arguments],

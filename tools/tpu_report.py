@@ -18,7 +18,7 @@ import sys
 
 import jax
 from absl import app, flags, logging
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 from bert_jax.model.execution import CHOICES
 from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text, stack_report
@@ -27,7 +27,10 @@ from bert_jax.training import pretrain_setup
 
 CONFIG = define_config("Configuration of a pre-training run, a fine-tuning run or a sweep.")
 TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "TPU topology to compile for, such as v4:4x4x4. Default: config.topology."
+    "topology",
+    None,
+    "TPU topology to compile for, such as v4:4x4x4. Default: for a configuration of --all, the one "
+    "in that table, of the chip after the colon, such as pod_base.py:v5e; v4 if none is named.",
 )
 PHASES = flags.DEFINE_enum("phases", "all", ["all", "first", "last"], "Phases to compile.")
 LENGTH = flags.DEFINE_integer(
@@ -127,9 +130,10 @@ def run() -> bool:
     config = CONFIG.value
     if config is None:
         raise ValueError("expected --config=FILE or --all")
-    topology = TOPOLOGY.value or config.get("topology")
+    config_file = config_flags.get_config_filename(flags.FLAGS["config"])
+    topology = TOPOLOGY.value or pod_table.default_topology(config_file)
     if not topology:
-        raise ValueError("the configuration has no topology: set one, as in --topology=v4:4x4x4")
+        raise ValueError(f"--config={config_file} needs a topology, as in --topology=v4:4x4x4")
     if has_trials(config):
         report = stack_report.report(config.get("base", config), topology)
         print(f"{stack_report.format_report(report)}\n\n{report_text.CAVEAT}")

@@ -31,7 +31,7 @@ CLAIM = ".shared"  # Of process 0 of the last run: a random text.
 CHANGEABLE_ON_RESUME = (
     "corpus",
     "long_phase.corpus",
-    "topology",
+    "topology",  # Only in checkpoints of earlier versions.
     "init_from",
     "teacher",
     "distillation.teacher",

@@ -23,13 +23,10 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain import bert_base, pod_base
 
-TOPOLOGIES = {"v4": "v4:4x4x4"}
-
 
 def get_config(arg: str = "") -> ConfigDict:
-    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    _, arg = pod_base.split_chip(arg)
     config = bert_base.get_config()
-    config.topology = topology  # The default of tools/tpu_report.py.
     config.model.family = "albert"  # How other libraries store it.
     config.model.embedding_size = 128  # A dense layer widens it to the hidden size.
     config.model.shares_layers = True  # All layers share one set of parameters.

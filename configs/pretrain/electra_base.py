@@ -12,21 +12,17 @@ code). Not run at full size.
     python -m bert_jax.pretrain --config=configs/pretrain/electra_base.py --workdir=runs/electra \
         --config.long_phase.corpus=corpus/512
 
-The topology is v4's: `electra_base.py:v4`, the default. `electra_base.py:runlocal` runs a few steps
-of eight rows instead.
+`electra_base.py:runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain import bert_base, electra_small, pod_base
 
-TOPOLOGIES = {"v4": "v4:2x2x4"}
-
 
 def get_config(arg: str = "") -> ConfigDict:
-    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    _, arg = pod_base.split_chip(arg)
     config = electra_small.get_config()
-    config.topology = topology
     config.model.hidden_size = None  # As set by `size`, "base".
     config.model.embedding_size = None  # As wide as the hidden states.
     config.generator.hidden_fraction = 1 / 3

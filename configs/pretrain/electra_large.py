@@ -10,21 +10,18 @@ more text (README of the released code). Not run at full size.
     python -m bert_jax.pretrain --config=configs/pretrain/electra_large.py --workdir=runs/electra \
         --config.long_phase.corpus=corpus/512
 
-The corpus is the same as for electra_base.py. The topology is v4's: `electra_large.py:v4`, the
-default. `electra_large.py:runlocal` runs a few steps of eight rows instead.
+The corpus is the same as for electra_base.py.
+`electra_large.py:runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain import bert_base, electra_base, pod_base
 
-TOPOLOGIES = {"v4": "v4:4x4x4"}
-
 
 def get_config(arg: str = "") -> ConfigDict:
-    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    _, arg = pod_base.split_chip(arg)
     config = electra_base.get_config()
-    config.topology = topology
     config.model.size = "large"
     config.generator.hidden_fraction = 0.25
     config.masking.rate = 0.25

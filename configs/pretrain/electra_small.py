@@ -17,9 +17,8 @@ OpenWebText (README of the released code). Not run at full size.
     python -m bert_jax.pretrain --config=configs/pretrain/electra_small.py --workdir=runs/electra \
         --config.corpus=corpus/128
 
-The topology is v4's: `electra_small.py:v4`, the default. `electra_small.py:runlocal` runs a few
-steps of eight rows instead. The run's workdir is the discriminator's, to fine-tune; its generator
-is written by tools/convert_checkpoint.py --generator.
+`electra_small.py:runlocal` runs a few steps of eight rows instead. The run's workdir is the
+discriminator's, to fine-tune; its generator is written by tools/convert_checkpoint.py --generator.
 """
 
 from ml_collections import ConfigDict
@@ -27,13 +26,10 @@ from ml_collections.config_dict import placeholder
 
 from bert_jax.configs.pretrain import bert_base, pod_base
 
-TOPOLOGIES = {"v4": "v4:2x2x1"}
-
 
 def get_config(arg: str = "") -> ConfigDict:
-    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    _, arg = pod_base.split_chip(arg)
     config = bert_base.get_config()
-    config.topology = topology  # The default of tools/tpu_report.py.
     config.model.family = "electra"  # How other libraries store it.
     config.model.hidden_size = 256
     config.model.embedding_size = 128  # A dense layer widens it to the hidden size.

@@ -33,13 +33,10 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain import bert_base, bert_large, pod_base
 
-TOPOLOGIES = {"v4": "v4:4x4x4"}
-
 
 def get_config(arg: str = "") -> ConfigDict:
-    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    _, arg = pod_base.split_chip(arg)
     config = bert_large.get_config()
-    config.topology = topology  # The default of tools/tpu_report.py.
     config.num_steps = 7_038
     config.batch_size = 65_536
     config.long_phase.num_steps = 1_561

@@ -1,7 +1,7 @@
 """BERT_LARGE on 64 TPU chips, as in the paper: `pod_large.py:v4`, or v3, v5e, v5p, v6e, tpu7x.
 
 Source: Devlin et al. (2018), appendix A.2: BERT_LARGE on 16 Cloud TPUs, 64 chips. The training
-recipe is bert_large.py's; only the topology and the sharding differ.
+recipe is bert_large.py's; only the sharding differs.
 
 Expected time: 4 days in the paper. Not run at full size; tools/tpu_report.py estimates it.
 Expected result: held-out perplexity 3.23 (the paper's table 6). Not run at full size.
@@ -18,23 +18,12 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain import bert_large, pod_base
 
-TOPOLOGIES = {
-    "v3": "v3:8x8",
-    "v4": "v4:4x4x4",
-    "v5e": "v5e:8x8",
-    "v5p": "v5p:4x4x4",
-    "v6e": "v6e:8x8",
-    "tpu7x": "tpu7x:4x4x4",
-}
-
 
 def get_config(arg: str = "") -> ConfigDict:
-    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    chip, arg = pod_base.split_chip(arg)
     config = bert_large.get_config(arg)
-    config.topology = topology  # The default of tools/tpu_report.py.
     config.shard_weight_update = True
     # On the two-dimensional tori of v3 and v5e, all-to-alls take longer than one all-reduce. The
     # collectives of v6e run on SparseCores instead.
-    overlapping = ("v4", "v5p", "v6e", "tpu7x")
-    config.overlap_collectives = topology in (TOPOLOGIES[chip] for chip in overlapping)
+    config.overlap_collectives = chip not in ("v3", "v5e")
     return config

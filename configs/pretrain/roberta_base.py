@@ -24,13 +24,10 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain import bert_base, pod_base
 
-TOPOLOGIES = {"v4": "v4:4x4x4"}
-
 
 def get_config(arg: str = "") -> ConfigDict:
-    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    _, arg = pod_base.split_chip(arg)
     config = bert_base.get_config()
-    config.topology = topology  # The default of tools/tpu_report.py.
     config.model.family = "roberta"  # How other libraries store it.
     config.model.type_vocab_size = 1  # Segments.
     config.model.position_offset = 2  # Rows of the position table before the first token's.

@@ -1,6 +1,5 @@
 """Names of topologies, and the chips' data sheets."""
 
-import importlib
 import math
 import random
 
@@ -17,7 +16,6 @@ from bert_jax.pods.chips import (
     parse_topology,
     slice_shapes,
 )
-from bert_jax.pods.estimate.pod_table import PODS
 from bert_jax.pods.launch.cloud_tpu import RUNTIME_VERSIONS
 from bert_jax.training import metrics
 
@@ -104,13 +102,6 @@ def test_nearest_slice_exists_and_one_that_exists_is_its_own_nearest(chip):
         sizes = tuple(rng.choice([0, 1, 2, 3, 4, 6, 8, 16, 33]) for _ in shapes[0])
         found = nearest_shapes(chip, math.prod(sizes), sizes)
         assert found and set(found) <= set(shapes)
-
-
-def test_every_configuration_names_a_slice_that_exists():
-    for name in PODS:
-        module, _, argument = name.partition(".py:")
-        config = importlib.import_module(f"bert_jax.configs.pretrain.{module}")
-        parse_topology(config.get_config(argument).topology)  # Raises nothing.
 
 
 def test_every_served_accelerator_has_a_runtime_version():

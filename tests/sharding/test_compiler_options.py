@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from bert_jax.configs.pretrain import pod_large
+from bert_jax.configs.pretrain import pod_base, pod_large
 from bert_jax.sharding.compiler_options import (
     compiler_options,
     product_options,
@@ -107,6 +107,7 @@ def test_collectives_overlap_or_the_reason_is_given(
 
 
 def test_large_model_exchanges_in_layers_where_that_overlaps():
-    chips = pod_large.TOPOLOGIES
-    overlapping = [chip for chip in chips if pod_large.get_config(chip).overlap_collectives]
+    overlapping = [
+        chip for chip in pod_base.CHIPS if pod_large.get_config(chip).overlap_collectives
+    ]
     assert overlapping == ["v4", "v5p", "v6e", "tpu7x"]

@@ -10,9 +10,9 @@ import pytest
 from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding
 
-from bert_jax.configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 from bert_jax.data.batches import local_row_ranges
 from bert_jax.pods.estimate import compilation
+from bert_jax.pods.estimate.pod_table import PODS, default_topology
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
 
@@ -59,15 +59,11 @@ class HostSharding:
         return {device: index for device, index in indices if device.process_index == self.host}
 
 
-PODS = {
-    topology
-    for module in (pod_base, pod_large, adamw_2k, lamb_64k)
-    for topology in module.TOPOLOGIES.values()
-}
+TOPOLOGIES = {default_topology(name) for name in PODS}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-@pytest.mark.parametrize("topology", [*sorted(PODS), "v4:2x2x2:2", "v5e:4x4:2", "v3:4x4:2"])
+@pytest.mark.parametrize("topology", [*sorted(TOPOLOGIES), "v4:2x2x2:2", "v5e:4x4:2", "v3:4x4:2"])
 def test_pod_mesh_has_each_device_once_and_its_hosts_read_each_row(topology, monkeypatch):
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # Do not look for a TPU.
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")

@@ -450,7 +450,7 @@ def test_job_that_would_fail_is_refused_before_a_cloud_is_called(cloud):
     check = "import os, sys; sys.exit(f'{sys.argv[1:]} {os.environ[\"XLA_FLAGS\"]}')"
     (cloud.checkout / "tools/launch_check.py").write_text(check)
     result = cloud.run("launch", topology="tpu7x:2x2x2", placement_policy="near")
-    words = ["tpu7x", "8", "1", "pretrain", *JOB]
+    words = ["1", "pretrain", *JOB]
     message = f"the job would fail: {words} --xla_force_host_platform_device_count=16"
     assert result.returncode == 1 and message in result.stderr and not cloud.calls()
 

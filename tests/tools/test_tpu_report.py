@@ -243,7 +243,7 @@ def test_invalid_flags_end_in_one_line_not_a_traceback():
                 "pod_base.py:v7: unknown argument 'v7' after the colon: expected one of v3, v4"
             ),
             f"--config={ROOT}/configs/finetune/squad.py": "--phases has no effect with a config",
-            "": "has no topology: set one, as in --topology=v4:4x4x4",
+            "": "bert_tiny.py needs a topology, as in --topology=v4:4x4x4",
             "--topology=v4:2x2x1 --json=/nowhere/a.json": "--json=/nowhere/a.json cannot be",
             "--topology=v4:2x2x1 --dump_hlo=/": "--dump_hlo=/ cannot be written",
             "--topology=v4:2x2x1 --sweep --json=a": "--json has no effect with --sweep",

@@ -6,18 +6,52 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from bert_jax.pods.chips import CHIPS, parse_topology
+from bert_jax.pods.chips import CHIPS, default_shape, format_shape, parse_topology
 from bert_jax.pods.estimate import pod_report, report_text
 from bert_jax.training.pretrain_setup import Phase
 
-PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in CHIPS]
-PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
-PODS += [f"roberta_{size}.py:v4" for size in ("base", "large")]
-PODS += [f"albert_{size}.py:v4" for size in ("base", "large", "xlarge", "xxlarge")]
-PODS += [f"electra_{size}.py:v4" for size in ("small", "base", "large")]
-PODS += ["spanbert.py:v4", "distilbert.py:v4", "tinybert.py:v4"]
+# The number of chips for which a configuration in configs/pretrain is reported if no --topology is
+# given; for pod_base and pod_large it is the paper's.
+NUM_CHIPS = {
+    "pod_base": 16,
+    "pod_large": 64,
+    "adamw_2k": 64,
+    "lamb_64k": 64,
+    "roberta_base": 64,
+    "roberta_large": 64,
+    "albert_base": 64,
+    "albert_large": 64,
+    "albert_xlarge": 64,
+    "albert_xxlarge": 64,
+    "electra_small": 4,
+    "electra_base": 16,
+    "electra_large": 64,
+    "spanbert": 16,
+    "distilbert": 64,
+    "tinybert": 4,
+}
+# The configurations of --all.
+PODS = [
+    f"{name}.py:{chip}"
+    for name in NUM_CHIPS
+    for chip in (CHIPS if name.startswith("pod_") else ["v4"])
+]
 BEFORE, AFTER = "<!-- made by tools/tpu_report.py --all -->\n", "<!-- end of the table -->\n"
 MAX_FLOPS_ERROR = 0.03  # Relative difference of compiled and analytic FLOPs.
+
+
+def default_topology(config_file: str) -> str | None:
+    """Returns the topology of a configuration that names a chip, such as "pod_base.py:v5e".
+
+    The chip is v4 if none is named. None for a configuration that is not in `NUM_CHIPS`.
+    """
+    path, _, argument = config_file.partition(":")
+    num_chips = NUM_CHIPS.get(pathlib.Path(path).stem)
+    if num_chips is None:
+        return None
+    named = argument.partition(",")[0]
+    chip = named if named in CHIPS else "v4"
+    return f"{chip}:{format_shape(default_shape(chip, num_chips))}"
 
 
 def check_page(page: pathlib.Path) -> None:
@@ -43,9 +77,10 @@ def report_all(plan_phases: Callable[[ConfigDict], tuple], markdown: str | None)
     for name in PODS:
         module, _, argument = name.partition(".py:")
         config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config(argument)
-        report = pod_report.report(config, config.topology, *plan_phases(config))
+        topology = default_topology(name)
+        report = pod_report.report(config, topology, *plan_phases(config))
         all_fit &= report["fits"]
-        chip = parse_topology(config.topology)[0]
+        chip = parse_topology(topology)[0]
         if CHIPS[chip].max_clock_hz:
             assumed[chip] = None
         for phase in report["phases"]:

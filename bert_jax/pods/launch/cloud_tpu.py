@@ -261,10 +261,5 @@ class Slice:
         chip, num_chips, _ = slice_size(self.accelerator_type)
         num_devices = num_chips * (2 if chip in ("v2", "v3") else 1)
         job.check_job(
-            self.root,
-            chip=chip,
-            num_chips=num_chips,
-            num_slices=1,
-            num_devices=num_devices,
-            job=[self.program, *arguments],
+            self.root, num_slices=1, num_devices=num_devices, job=[self.program, *arguments]
         )

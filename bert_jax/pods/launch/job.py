@@ -92,22 +92,14 @@ def run_gcloud(*words: str, **options) -> subprocess.CompletedProcess:
         raise LaunchError(f"gcloud is not installed: see {install}") from None
 
 
-def check_job(
-    root: pathlib.Path,
-    chip: str,
-    num_chips: int,
-    num_slices: int,
-    num_devices: int,
-    job: list[str],
-) -> None:
-    """Raises LaunchError for a job that would fail on the chips, simulated on this machine.
+def check_job(root: pathlib.Path, num_slices: int, num_devices: int, job: list[str]) -> None:
+    """Raises LaunchError for a job that would fail on its devices, simulated on this machine.
 
-    `num_devices` is the number of JAX devices on the `num_chips` chips of all slices, and `job` the
-    module of bert_jax to run, such as "pretrain", and its flags.
+    `num_devices` is the number of JAX devices of all slices, and `job` the module of bert_jax to
+    run, such as "pretrain", and its flags.
     """
     devices_flag = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"}
-    chips = [chip, str(num_chips), str(num_slices)]
-    command = [sys.executable, "tools/launch_check.py", *chips, *job]
+    command = [sys.executable, "tools/launch_check.py", str(num_slices), *job]
     environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
     check = subprocess.run(
         command,

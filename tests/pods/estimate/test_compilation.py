@@ -1,5 +1,6 @@
 """Topologies, data sheets and the abstract arguments of a compiled step. Needs no TPU compiler."""
 
+import importlib
 import importlib.util
 import math
 import types
@@ -7,18 +8,11 @@ import types
 import jax
 import pytest
 
-from bert_jax.configs.pretrain import (
-    adamw_2k,
-    distilbert,
-    lamb_64k,
-    pod_base,
-    pod_large,
-    tinybert,
-)
+from bert_jax.configs.pretrain import distilbert, pod_base, tinybert
 from bert_jax.data.batches import abstract_rows, pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.pods.chips import CHIPS, parse_topology
-from bert_jax.pods.estimate import compilation
+from bert_jax.pods.estimate import compilation, pod_table
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.pretrain_teacher import abstract_frozen
@@ -64,20 +58,34 @@ def test_stand_in_tokenizer_suits_masking():
     assert tokenizer.mask_id in tokenizer.special_ids
 
 
-@pytest.mark.parametrize("module", [pod_base, pod_large, adamw_2k, lamb_64k])
-def test_pod_configuration_has_a_topology_that_divides_its_batches(module):
-    for name, topology in module.TOPOLOGIES.items():
-        config = module.get_config(name)
-        chip, sizes, _ = parse_topology(topology)
-        num_devices = math.prod(sizes) * CHIPS[chip].devices_per_chip
-        assert config.topology == topology and chip == name
-        for batch_size in (config.batch_size, config.long_phase.batch_size):
-            assert batch_size % (num_devices * max(config.per_device_batch_size, 1)) == 0
-        small = module.get_config(f"{name},runlocal")
-        assert small.long_phase.batch_size == 8 and small.topology == topology
-        assert small.per_device_batch_size == 0 and small.long_phase.num_steps == 4
+@pytest.mark.parametrize("name", pod_table.PODS)
+def test_pod_configuration_has_a_topology_that_divides_its_batches(name):
+    module, _, argument = name.partition(".py:")
+    get_config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config
+    config = get_config(argument)
+    chip, sizes, _ = parse_topology(pod_table.default_topology(f"configs/pretrain/{name}"))
+    assert chip == argument
+    num_devices = math.prod(sizes) * CHIPS[chip].devices_per_chip
+    for phase in (config, config.long_phase):
+        rows_at_once = num_devices * max(config.per_device_batch_size, 1)
+        assert not phase.num_steps or phase.batch_size % rows_at_once == 0
+    small = get_config(f"{argument},runlocal")
+    assert small.batch_size == small.long_phase.batch_size == 8
+    assert small.per_device_batch_size == 0 and small.num_steps + small.long_phase.num_steps <= 14
     with pytest.raises(ValueError, match="after the colon"):
-        module.get_config("v4,runlocl")
+        get_config(f"{argument},runlocl")
+
+
+def test_default_topology_is_of_the_chip_after_the_colon():
+    for chip in pod_base.CHIPS:
+        for argument in (chip, f"{chip},runlocal"):
+            topology = pod_table.default_topology(f"/configs/pretrain/pod_large.py:{argument}")
+            assert topology == pod_table.default_topology(f"pod_large.py:{chip}")
+            assert topology.startswith(f"{chip}:")
+    assert tuple(CHIPS) == pod_base.CHIPS
+    for argument in ("", ":v4", ":runlocal"):
+        assert pod_table.default_topology(f"pod_base.py{argument}") == "v4:2x2x4"
+    assert pod_table.default_topology("configs/pretrain/bert_base.py") is None
 
 
 @pytest.mark.parametrize("recipe", [distilbert, tinybert])
