@@ -559,8 +559,8 @@ class PretrainedModel:
         """Predicts each example of a table and scores the predictions of those with a label.
 
         The model needs a head for classification, multi-label classification or regression. The
-        result equals that of `bert_jax.predict`; only the scores of a model trained on GLUE are
-        the benchmark's own there.
+        result equals that of `bert_jax.predict`, which for a model trained on GLUE also knows the
+        benchmark's names of labels, and its scores.
         Warns about truncated and empty texts, columns that are not used, and labels that are
         missing or that the head does not have. Raises FileNotFoundError if the file is missing,
         ValueError if the table is invalid, and TypeError for anything but a table.

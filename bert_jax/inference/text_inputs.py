@@ -1,4 +1,4 @@
-"""What a user gives as texts: checked, tokenized, as a batch, and which token is which word's."""
+"""Checks and tokenizes the texts that a user gives, and describes their tokens."""
 
 import itertools
 import warnings
