@@ -3,9 +3,8 @@ r"""Checks, before anything costs money, that a job can run on the chips of a la
 XLA_FLAGS=--xla_force_host_platform_device_count=N \
     python tools/launch_check.py NUM_SLICES pretrain|finetune|sweep FLAG...
 
-Builds the run's mesh, and for pre-training its
-optimizer and state shapes, on as many simulated devices as the chips have, but compiles nothing and
-opens no corpus, weights or examples.
+Builds the run's mesh, and for pre-training its optimizer and state shapes, on as many simulated
+devices as the chips have, but compiles nothing and opens no corpus, weights or examples.
 """
 
 import copy
