@@ -127,7 +127,7 @@ def _spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict)
         mesh=mesh,
         in_specs=(P(), P("data")),
         out_specs=P("data"),
-        check_vma=False,
+        check_vma=False,  # Kernels refuse it.
     )(params, rows)
 
 

@@ -37,9 +37,8 @@ def map_fsdp_shards(
     if fsdp_size() == 1:
         return function(*arrays)
     function = jax.checkpoint(function, prevent_cse=False)
-    return jax.shard_map(
-        function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
-    )(*arrays)
+    sharded = jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes))
+    return sharded(*arrays)
 
 
 def gather_fsdp(shard: jax.Array, dtype, axis: int) -> jax.Array:
@@ -154,5 +153,5 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings, param_specs=REPLICA
         in_specs=(param_specs, P("data"), *[P()] * len(rest)),
         out_specs=out_specs,
         axis_names={"data"},
-        check_vma=False,
+        check_vma=False,  # With it, each layer would sum its gradients; kernels refuse it.
     )(params, batch, *rest)

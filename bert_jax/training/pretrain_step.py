@@ -97,7 +97,7 @@ def prepare_batch(objective: Objective, mesh: Mesh, rows: Batch, key: jax.Array)
         mesh=mesh,
         in_specs=(BATCH_SPEC, P()),
         out_specs=BATCH_SPEC,
-        check_vma=False,
+        check_vma=False,  # It refuses loops whose first state is a constant, as in span masking.
     )(rows, key)
     return batch | {"dropout_rows": jnp.arange(len(rows["tokens"]))}
 

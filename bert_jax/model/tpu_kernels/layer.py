@@ -207,6 +207,7 @@ def kernel_attention(
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
         layers = P(None, *rows)
         specs = rows, P("tensor"), P("fsdp"), dropout_specs, layers, P()
+        # Unchecked: kernels do not declare over which axes their outputs vary.
         kernel = jax.shard_map(
             kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
@@ -299,6 +300,7 @@ def sublayer_output(
     kernel = functools.partial(sublayer_kernel.sublayer, options)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         specs = {"in_specs": P(), "out_specs": P(), "axis_names": axes}
+        # Unchecked: kernels do not declare over which axes their outputs vary.
         kernel = jax.shard_map(kernel, **specs, check_vma=False)
     by_tokens = jax.ShapeDtypeStruct((x.size // x.shape[-1], x.shape[-1]), x.dtype)
     if not saved:
