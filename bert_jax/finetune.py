@@ -27,15 +27,19 @@ from bert_jax.checkpoints.native import Checkpointer
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import finetune_batches
+from bert_jax.finetuning.finetune_fields import (
+    MAY_CHANGE,
+    check_numbers,
+    check_required_fields,
+    known_fields,
+)
 from bert_jax.finetuning.finetune_setup import (
     FinetuneSetup,
     check_against_weights,
-    check_numbers,
     check_trains,
     setup_finetuning,
 )
 from bert_jax.finetuning.finetune_teacher import with_teacher
-from bert_jax.finetuning.required_fields import check_required_fields
 from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
 from bert_jax.finetuning.step import predict
 from bert_jax.finetuning.task_data import read_task_data
@@ -132,7 +136,8 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
     saved = saved_trials(directory) if None in [trial.result for trial in trials] else []
     with contextlib.ExitStack() as claims:
         for trial in trials:
-            claims.enter_context(claim_workdir(trial.workdir, setup.settings(trial.config)))
+            settings = setup.settings(trial.config)
+            claims.enter_context(claim_workdir(trial.workdir, settings, MAY_CHANGE))
         # A resumed stack includes finished trials: its size changes the rounding of the others.
         # Trials added to those that have begun make another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
@@ -251,4 +256,4 @@ def remove_training_state(directory: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main.start(train_and_evaluate, "finetune")
+    main.start(train_and_evaluate, "finetune", known_fields)

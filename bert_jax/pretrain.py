@@ -29,7 +29,7 @@ from bert_jax.model.architecture import config_to_settings
 from bert_jax.objectives import Objective, mean_metrics
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.buckets import as_path
-from bert_jax.runtime.config_fields import check_fields
+from bert_jax.runtime.config_fields import check_required
 from bert_jax.runtime.errors import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
@@ -74,7 +74,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
-        check_required_fields(config)
+        check_required(config, bert_base.FIELDS, "configs/pretrain/bert_base.py")
         check_numbers(config)
         check_tracker(config.tracker)
         watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -98,7 +98,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
     settings = run_settings(setup, phases, {"init_from": weights, "teacher": teacher})
-    exit_stack.enter_context(claim_workdir(workdir, settings))
+    exit_stack.enter_context(claim_workdir(workdir, settings, bert_base.MAY_CHANGE))
     monitoring.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
     checkpointer = Checkpointer(workdir, settings, tokenizer, checksums=config.checksums, **kept)
@@ -244,17 +244,6 @@ def is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def check_required_fields(config: ConfigDict) -> None:
-    """Raises ValueError if `config` lacks a field, instead of a default that would hide a typo.
-
-    Those of `model` have defaults: the size's, or the weights' to start from.
-    """
-    expected = bert_base.get_config()
-    del expected.program
-    expected.model = ConfigDict()
-    check_fields(config, expected, "configs/pretrain/bert_base.py")
-
-
 def train_metrics(
     setup: PretrainSetup, objective: Objective, step: int, values: dict
 ) -> dict[str, float]:
@@ -334,4 +323,4 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    main.start(train_and_evaluate, "pretrain")
+    main.start(train_and_evaluate, "pretrain", lambda config: bert_base.KNOWN)

@@ -5,7 +5,7 @@ r"""Fine-tunes over a grid of hyperparameters, training same-shape trials as one
 
 A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
 fields, of which all combinations are run, or `trials`, further configurations as dicts; and any of
-the fields in sweeps/settings.py, `DEFAULTS`. With `search` instead of `grid`, Optuna proposes the
+`FIELDS` in configs/sweeps/paper.py. With `search` instead of `grid`, Optuna proposes the
 configurations: sweeps/search.py.
 
 Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
@@ -37,11 +37,10 @@ from ml_collections import ConfigDict
 
 from bert_jax import finetune
 from bert_jax.checkpoints.parameters import LoadedModel
+from bert_jax.finetuning.finetune_fields import KEEPING_EXAMPLES, MAY_CHANGE, check_numbers
 from bert_jax.finetuning.finetune_setup import (
-    TRAINING_FIELDS,
     FinetuneSetup,
     check_against_weights,
-    check_numbers,
     setup_finetuning,
 )
 from bert_jax.finetuning.finetune_teacher import with_teacher
@@ -49,12 +48,12 @@ from bert_jax.finetuning.stacks import saved_trials, trial_name
 from bert_jax.finetuning.task_data import read_task_data
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
+from bert_jax.runtime.config_fields import flatten
 from bert_jax.runtime.errors import RunStopped
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps import claims, report, search
 from bert_jax.sweeps.configurations import (
     Configuration,
-    flatten,
     grid_overrides,
     make_configurations,
     plural,
@@ -69,7 +68,13 @@ from bert_jax.sweeps.programs import (
     split,
     too_many_trials,
 )
-from bert_jax.sweeps.settings import as_saved, check_directory, complete, settings_of
+from bert_jax.sweeps.settings import (
+    as_saved,
+    check_directory,
+    complete,
+    known_fields,
+    settings_of,
+)
 from bert_jax.sweeps.weights import remove_weights
 from bert_jax.training import monitoring
 from bert_jax.training.trackers import check_tracker
@@ -237,7 +242,7 @@ def run_programs(
                 for trial in program.trials:
                     if trial.result_path.exists():
                         settings = program.setup.settings(trial.config)
-                        check_settings(trial.workdir, as_saved(settings))
+                        check_settings(trial.workdir, as_saved(settings), MAY_CHANGE)
     while True:
         name, claim = "", contextlib.nullcontext()
         with distributed.raise_on_all_processes():
@@ -378,7 +383,7 @@ def prepare(
 
 def fields_of_examples(config: ConfigDict) -> str:
     """Returns as text the fields that determine the examples of a task and the initial weights."""
-    return repr({name: v for name, v in flatten(config).items() if name not in TRAINING_FIELDS})
+    return repr({name: v for name, v in flatten(config).items() if name not in KEEPING_EXAMPLES})
 
 
 def run_program(program: Program, directory: pathlib.Path) -> None:
@@ -402,4 +407,4 @@ def run_program(program: Program, directory: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only list the trials and programs.")
-    main.start(lambda config, workdir: run(config, workdir, DRY_RUN.value), "sweep")
+    main.start(lambda config, workdir: run(config, workdir, DRY_RUN.value), "sweep", known_fields)

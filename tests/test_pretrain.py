@@ -40,6 +40,7 @@ from bert_jax.runtime import distributed
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.runtime.errors import PREEMPTED, RunStopped
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sweeps.settings import known_fields
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import (
     check_numbers,
@@ -313,7 +314,7 @@ def test_longer_run_continues_as_documented_with_other_batches(
     arguments = [own.get(argument, argument) for argument in command]
     arguments += [f"--config.{name}={value}" for name, value in small.items()]
     values = flags.FlagValues()
-    define_config("", values, arguments)
+    define_config("", known_fields, values, arguments)
     parse_flags(["pretrain", *filter(None, arguments)], values)
     result = pretrain.train_and_evaluate(values.config, tmp_path)
     assert result["steps"] == 12 and np.isfinite(result["mlm_loss"])

@@ -6,7 +6,7 @@ import pytest
 
 from bert_jax.configs.finetune import glue, recipes, squad
 from bert_jax.data.features import steps_per_epoch
-from bert_jax.finetuning.finetune_setup import check_numbers
+from bert_jax.finetuning.finetune_fields import check_numbers
 
 FIELDS = ("learning_rate", "batch_size", "num_epochs", "warmup_fraction", "weight_decay")
 

@@ -20,8 +20,8 @@ import bert_jax
 from bert_jax import finetune, sweep
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
-from bert_jax.finetuning import finetune_setup, task_data
-from bert_jax.finetuning.finetune_setup import PER_TRIAL
+from bert_jax.finetuning import finetune_fields, task_data
+from bert_jax.finetuning.finetune_fields import PER_TRIAL
 from bert_jax.finetuning.trials import Trial, TrialRun
 from bert_jax.runtime.errors import PREEMPTED, RunStopped
 from bert_jax.sweeps import (
@@ -252,7 +252,7 @@ def test_no_task_reads_a_field_of_training():
         match[1] for path in files for match in re.finditer(r"config\.([\w.]+)", path.read_text())
     }
     assert {"max_seq_length", "model.lstm_size"} <= found
-    for field in finetune_setup.TRAINING_FIELDS:  # Neither alone nor with the others of its part.
+    for field in finetune_fields.KEEPING_EXAMPLES:  # Neither alone nor with the others of its part.
         assert not {field, field.split(".")[0]} & found
 
 

@@ -15,13 +15,13 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax.finetuning import finetune_setup
+from bert_jax.finetuning import finetune_fields
 from bert_jax.pods.estimate import compilation
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
-from bert_jax.sweeps.settings import complete
+from bert_jax.sweeps.settings import complete, known_fields
 from bert_jax.training.pretrain_setup import check_numbers, open_phases, setup_pretraining
 
 
@@ -76,7 +76,7 @@ def check_finetuning(config: ConfigDict, num_slices: int) -> None:
         if "grid" in config:
             make_configurations(config, grid_overrides(config), pathlib.Path("trials"))
     run = config.base if "base" in config else config
-    finetune_setup.check_numbers(run)
+    finetune_fields.check_numbers(run)
     check_mesh(run, num_slices)
 
 
@@ -112,6 +112,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    define_flags()
+    define_flags(known_fields)
     flags.FLAGS.set_gnu_getopt()  # Flags follow the program.
     app.run(main, flags_parser=parse_flags)

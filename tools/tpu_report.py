@@ -23,9 +23,11 @@ from ml_collections import ConfigDict, config_flags
 from bert_jax.model.execution import CHOICES
 from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text, stack_report
 from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
+from bert_jax.sweeps.settings import known_fields
 from bert_jax.training import pretrain_setup
 
-CONFIG = define_config("Configuration of a pre-training run, a fine-tuning run or a sweep.")
+HELP = "Configuration of a pre-training run, a fine-tuning run or a sweep."
+CONFIG = define_config(HELP, known_fields)
 TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,

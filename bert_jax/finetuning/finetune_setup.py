@@ -29,50 +29,10 @@ from bert_jax.model.architecture import config_from_settings, config_to_settings
 from bert_jax.model.encoder import num_stacked_layers
 from bert_jax.model.execution import Execution
 from bert_jax.model.heads import make_model
+from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, check_bounds
 from bert_jax.training.optimizer import Hyperparameters
-
-# Fields in which the trials of a stack may differ: they change no shape of the program.
-PER_TRIAL = (
-    "seed",
-    "learning_rate",
-    "weight_decay",
-    "warmup_fraction",
-    "num_epochs",
-    "model.dropout_rate",
-    "model.attention_dropout_rate",
-)
-
-# Further fields that change neither the examples of a task nor the weights to start from.
-TRAINING_FIELDS = (
-    *PER_TRIAL,
-    "batch_size",
-    "clip_norm",
-    "decay_from",
-    "decay_power",
-    "distillation.alpha",
-    "distillation.temperature",
-    "eval_every",
-    "freeze_layers",
-    "layer_decay",
-    "log_every",
-    "mesh.data",
-    "mesh.fsdp",
-    "mesh.tensor",
-    "mesh.trial",
-    "model.dtype",
-    "model.kernels",
-    "model.remat",
-    "model.scan_layers",
-    "num_seeds",
-    "optimizer",
-    "per_device_batch_size",
-    "save_training_state",
-    "stall_seconds",
-    "tracker",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,15 +202,3 @@ def check_trains(config: ConfigDict) -> None:
         raise ValueError(f"no training data: set config.data.train=FILE; {TO_PREDICT}")
     if not config.num_epochs:
         raise ValueError(f"config.num_epochs=0: expected more; {TO_PREDICT}")
-
-
-def check_numbers(config: ConfigDict) -> None:
-    """Validates the numeric fields of a fine-tuning configuration. Raises ValueError."""
-    check_bounds(config, AT_LEAST_0, "num_epochs", "per_device_batch_size", "eval_every")
-    check_bounds(config, AT_LEAST_0, "weight_decay", "decay_power", "seed", "model.lstm_size")
-    check_bounds(config, AT_LEAST_0, "max_train_examples", "max_eval_examples")
-    check_bounds(config, AT_LEAST_1, "num_seeds", "batch_size", "log_every", "stall_seconds")
-    check_bounds(config, POSITIVE, "learning_rate", "clip_norm")
-    check_bounds(config, Bounds(0, 1, excludes_minimum=True), "layer_decay")
-    check_bounds(config, Bounds(0, 1), "warmup_fraction", "distillation.alpha")
-    check_bounds(config, AT_LEAST_1, "distillation.temperature")

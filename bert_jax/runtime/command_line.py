@@ -8,17 +8,18 @@ import logging as std_logging
 import os
 import pathlib
 import re
+import runpy
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
-from bert_jax.runtime.config_fields import describe_fields, format_fields
+from bert_jax.runtime.config_fields import Field, format_fields
 
 # Makes `--help` list the flags defined here as flags of the calling program.
 flags.disclaim_key_flags()
@@ -77,11 +78,22 @@ def keep_running_without_log() -> None:
                 handler.setStream(stream)  # absl replaces the handlers of sys.stderr by its own.
 
 
-class _ConfigParser(ConfigFileFlagParser):
-    """Finds `configs/...` in the installed package too, from any directory."""
+KnownFields = Callable[[ConfigDict], Mapping[str, Field]]
 
-    def parse(self, path):
-        file, colon, argument = path.partition(":")
+
+class _ConfigParser(ConfigFileFlagParser):
+    """Finds `configs/...` in the installed package too, from any directory.
+
+    `known_fields` (configuration -> its fields) is for `--help`.
+    """
+
+    def __init__(self, known_fields: KnownFields):
+        super().__init__("config")
+        self.known_fields = known_fields
+
+    def find_file(self, path: str) -> str:
+        """Returns the file of `path`, which is a file and perhaps a colon and an argument."""
+        file = path.partition(":")[0]
         if file.startswith("configs/") and not os.path.exists(file):
             (package,) = importlib.util.find_spec("bert_jax.configs").submodule_search_locations
             file = str(pathlib.Path(package).parent / file)
@@ -92,13 +104,23 @@ class _ConfigParser(ConfigFileFlagParser):
                 f"no config file {path} (in its directory: {names or 'none'}): use a path such as "
                 "configs/pretrain/bert_base.py"
             )
-        return super().parse(file + colon + argument)
+        return file
+
+    def parse(self, path: str) -> ConfigDict:
+        """Returns the configuration. Raises ValueError if there is no such file."""
+        _, colon, argument = path.partition(":")
+        return super().parse(self.find_file(path) + colon + argument)
 
 
-def define_config(help_text: str, values=flags.FLAGS, argv=None) -> flags.FlagHolder:
-    """Defines `--config`, whose fields are flags too; default: FLAGS, parsed from sys.argv."""
+def define_config(
+    help_text: str, known_fields: KnownFields, values=flags.FLAGS, argv=None
+) -> flags.FlagHolder:
+    """Defines `--config`, whose fields are flags too; default: FLAGS, parsed from sys.argv.
+
+    `known_fields` returns the fields of a configuration, which `--help` lists.
+    """
     holder = config_flags.DEFINE_config_file("config", None, help_text, values, sys_argv=argv)
-    values["config"].parser = _ConfigParser("config")
+    values["config"].parser = _ConfigParser(known_fields)
     return holder
 
 
@@ -114,7 +136,8 @@ def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
         try:
             return values(argv, **options)
         except SystemExit:  # absl's exit code for --help is 1.
-            print_config_fields(argv)
+            if "config" in values:
+                print_config_fields(argv, values["config"].parser)
             sys.exit(0)
     except SyntaxError as error:  # In a config file.
         sys.exit(f"{program_name()}: {error.filename}, line {error.lineno}: {error.msg}")
@@ -141,13 +164,18 @@ def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
         sys.exit(f"{program_name()}: {' '.join(message.split())}")
 
 
-def print_config_fields(argv: Sequence[str]) -> None:
-    """Prints the fields of the configuration that --config names in `argv`, if it does."""
+def print_config_fields(argv: Sequence[str], parser: _ConfigParser) -> None:
+    """Prints the fields of the configuration that --config names in `argv`, if it does.
+
+    Further fields of a configuration of your own are in `FIELDS` of its file.
+    """
     found = re.search(r"(?:^|\0)--?config[=\0]([^\0]+)", "\0".join(argv))
     if not found:
         return
-    fields = describe_fields(lambda: _ConfigParser("config").parse(found[1]))
-    print(f"\nFields of {found[1]}, set as --config.FIELD=VALUE:\n\n{format_fields(fields)}")
+    config = parser.parse(found[1])
+    own = runpy.run_path(parser.find_file(found[1])).get("FIELDS", {})
+    fields = format_fields(config, parser.known_fields(config) | own)
+    print(f"\nFields of {found[1]}, set as --config.FIELD=VALUE:\n\n{fields}")
 
 
 def describe_error(error: Exception) -> str:

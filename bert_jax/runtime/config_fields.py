@@ -1,133 +1,151 @@
-"""Fields of a configuration, described by the comments in the files that set them.
+"""The fields of a configuration: value, meaning and bounds in one table, what may change by table.
 
-A comment belongs to a field if it is at the end of the line that sets it, or alone on the lines
-directly above. A file may start from another one's `get_config()`: the comments of all of them
-count, first the comments of the first file, which explain the field, last the ones that explain a
-value.
+configs/pretrain/bert_base.py, configs/finetune/text_classification.py and configs/sweeps/paper.py
+hold the tables of each program: dotted name of a field -> `Field`. From them are made the
+configuration itself, `--help`, and the checks of missing fields, of numbers, and of resumed runs.
 """
 
-import functools
-import sys
-import tokenize
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from absl import flags
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
-class ConfigField(NamedTuple):
-    """A field: its dotted name, its value (a ConfigDict for a group of fields), and comment."""
+class Bounds(NamedTuple):
+    """The finite numbers from `minimum` to `maximum`, either of which may be excluded."""
 
-    name: str
-    value: object
-    type: type
-    comment: str
+    minimum: float
+    maximum: float = math.inf
+    excludes_minimum: bool = False
+    excludes_maximum: bool = False
 
-    @property
-    def is_group(self) -> bool:
-        return isinstance(self.value, ConfigDict)
+    def contain(self, value: float) -> bool:
+        """Returns whether `value` is within the bounds; not a number never is."""
+        above = value > self.minimum if self.excludes_minimum else value >= self.minimum
+        below = value < self.maximum if self.excludes_maximum else value <= self.maximum
+        return above and below and value < math.inf
+
+    def describe(self, value: float = 0) -> str:
+        """Returns the bounds in words, also for the message about a `value` that they exclude."""
+        text = f"{'more than' if self.excludes_minimum else 'at least'} {self.minimum:g}"
+        if self.maximum < math.inf:
+            text += f" and {'less than' if self.excludes_maximum else 'at most'} {self.maximum:g}"
+        elif value == math.inf:
+            text += " and less than infinity"
+        return text
 
 
-# (id of a ConfigDict, key) -> the lines that set it, as (file, number), in order.
-Places = dict[tuple[int, str], list[tuple[str, int]]]
+AT_LEAST_0 = Bounds(0)
+AT_LEAST_1 = Bounds(1)
+POSITIVE = Bounds(0, excludes_minimum=True)
 
 
-def describe_fields(get_config: Callable[[], ConfigDict]) -> list[ConfigField]:
-    """Returns the fields of the configuration that `get_config` builds, in the order of the files.
+class Field(NamedTuple):
+    """A field: the default value, its meaning for `--help`, and the bounds of a number.
 
-    While it runs, every assignment to a field is recorded with its line.
+    Bounds of None: any value, or they depend on other fields, and are checked where these are read.
+    `kind` is the type of a field whose default is None.
     """
-    places: Places = {}
-    owners, set_item = [], ConfigDict.__setitem__
 
-    def record(self: ConfigDict, key: str, value: object) -> None:
-        frame = sys._getframe(1)
-        while frame.f_globals["__name__"].startswith("ml_collections"):
-            frame = frame.f_back
-        owners.append(self)  # Keeps it alive, so that its id stays its own.
-        place = frame.f_code.co_filename, frame.f_lineno
-        places.setdefault((id(self), key), []).append(place)
-        set_item(self, key, value)
-
-    ConfigDict.__setitem__ = record
-    try:
-        config = get_config()
-    finally:
-        ConfigDict.__setitem__ = set_item
-    return list(_fields_of(config, "", places))
+    default: object
+    meaning: str
+    bounds: Bounds | None = None
+    kind: type | None = None
 
 
-def _fields_of(config: ConfigDict, prefix: str, places: Places) -> Iterator[ConfigField]:
-    in_order = [key for owner, key in places if owner == id(config) and key in config]
-    for key in dict.fromkeys([*in_order, *config]):  # Those of a deep copy have no places.
-        comments = [_comment_at(*place) for place in places.get((id(config), key), ())]
-        comment = " ".join(dict.fromkeys(filter(None, comments)))
-        field = ConfigField(prefix + key, config[key], config.get_type(key), comment)
-        yield field
-        if field.is_group:
-            yield from _fields_of(field.value, f"{field.name}.", places)
+def make_config(fields: Mapping[str, Field]) -> ConfigDict:
+    """Returns a configuration of the default values; dotted names are fields of groups."""
+    config = ConfigDict()
+    for name, field in fields.items():
+        *groups, last = name.split(".")
+        group = config
+        for each in groups:
+            if each not in group:
+                group[each] = ConfigDict()
+            group = group[each]
+        group[last] = placeholder(field.kind) if field.default is None else field.default
+    return config
 
 
-def _comment_at(file: str, line: int) -> str:
-    """Returns the comment of the statement that begins in a line; "" if it has none."""
-    comments = _comments(file)
-    above = []
-    while comments.get(line - len(above) - 1, ("", False))[1]:  # Alone on its line.
-        above.insert(0, comments[line - len(above) - 1][0])
-    return " ".join([*above, comments.get(line, ("", False))[0]]).strip()
-
-
-@functools.cache
-def _comments(file: str) -> dict[int, tuple[str, bool]]:
-    """Returns the comments in a file by line, and whether each is alone on its line."""
-    with tokenize.open(file) as stream:
-        tokens = list(tokenize.generate_tokens(stream.readline))
-    return {
-        token.start[0]: (token.string.lstrip("#").strip(), token.line.lstrip().startswith("#"))
-        for token in tokens
-        if token.type == tokenize.COMMENT
-    }
-
-
-def check_fields(
-    config: ConfigDict, expected: ConfigDict, file: str, prefix: str = "config."
+def check_required(
+    config: ConfigDict, fields: Mapping[str, Field], file: str, prefix: str = "config."
 ) -> None:
-    """Raises ValueError if `config` lacks fields of `expected`, the configuration of `file`.
+    """Raises ValueError if `config` lacks any of `fields`, those of the configuration in `file`.
 
-    `prefix` begins the names of fields of `config`.
+    A default instead would hide a typo. Only those of `model` have defaults: the size's, or those
+    of the weights to start from. `prefix` begins the names of fields of `config`.
     """
-    missing = list(_missing_fields(config, expected, prefix))
+    missing = list(dict.fromkeys(_missing_fields(config, fields)))
     if not missing:
         return
+    shown = ", ".join(prefix + name for name in missing[:3])
     others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
     verb = "is" if len(missing) == 1 else "are"
-    raise ValueError(
-        f"{', '.join(missing[:3])}{others} {verb} missing: start from get_config() of {file}, "
-        "and change what differs"
-    )
+    fix = f"start from get_config() of {file}, and change what differs"
+    raise ValueError(f"{shown}{others} {verb} missing: {fix}")
 
 
-def _missing_fields(config: ConfigDict, expected: ConfigDict, prefix: str) -> Iterator[str]:
-    for name, value in expected.items():
-        if name not in config:
-            yield prefix + name
-        elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
-            yield from _missing_fields(config[name], value, f"{prefix}{name}.")
+def _missing_fields(config: ConfigDict, fields: Mapping[str, Field]) -> Iterator[str]:
+    """Yields the fields that `config` lacks, or once for each of its fields the missing group."""
+    for name in fields:
+        group, path = config, name.split(".")
+        for depth, part in enumerate(path, 1):
+            if not isinstance(group, ConfigDict) or part not in group:
+                if path[0] != "model" or depth == 1:
+                    yield ".".join(path[:depth])
+                break
+            group = group[part]
 
 
-def format_fields(fields: list[ConfigField]) -> str:
-    """Formats fields for `--help`, as absl formats flags; a group's comment is not repeated."""
-    texts, group_comments = [], set()
-    for field in fields:
-        if field.is_group:
-            group_comments.add(field.comment)
-            text = f"  config.{field.name}: {field.comment}"
-        else:
-            comment = "" if field.comment in group_comments else field.comment
-            text = f"  --config.{field.name}: {comment}"
-        texts.append(flags.text_wrap(text.rstrip(": "), indent="    ", firstline_indent="  "))
-        if not field.is_group:
-            kind = f"; {field.type.__name__}" if field.value is None else ""
-            texts.append(flags.text_wrap(f"(default: {field.value!r}{kind})", indent="    "))
+def check_numbers(config: ConfigDict, fields: Mapping[str, Field]) -> None:
+    """Raises ValueError for a field outside of its bounds in `fields`, unless it is None."""
+    values = flatten(config)
+    for name, field in fields.items():
+        if field.bounds and name in values:
+            _check_value(name, values[name], field.bounds)
+
+
+def check_bounds(config: ConfigDict, bounds: Bounds, name: str, limited_by: str = "") -> None:
+    """Raises ValueError for a field outside of `bounds`, unless it is None.
+
+    `limited_by` names the fields or the model that give the maximum.
+    """
+    _check_value(name, flatten(config)[name], bounds, f", which is {limited_by}" * bool(limited_by))
+
+
+def _check_value(name: str, value: float | None, bounds: Bounds, reason: str = "") -> None:
+    if value is not None and not bounds.contain(value):
+        raise ValueError(f"config.{name}={value}: expected {bounds.describe(value)}{reason}")
+
+
+def flatten(config: ConfigDict) -> dict[str, object]:
+    """Returns the values of all fields by dotted name."""
+    return flatten_dict(config.to_dict(), sep=".")
+
+
+def format_fields(config: ConfigDict, fields: Mapping[str, Field]) -> str:
+    """Formats the fields of a configuration for `--help`, as absl formats flags.
+
+    Those of your own, which are not in `fields`, are listed last, with their values only.
+    """
+    values = flatten(config)
+    names = [name for name in fields if name in values or isinstance(config.get(name), ConfigDict)]
+    texts = []
+    for name in dict.fromkeys([*names, *values]):
+        field = fields.get(name, Field(None, ""))
+        dashes = "--" if name in values else ""  # A group has no flag.
+        text = f"  {dashes}config.{name}: {field.meaning}".rstrip(": ")
+        texts.append(flags.text_wrap(text, indent="    ", firstline_indent="  "))
+        if name not in values:
+            continue
+        notes = [f"default: {values[name]!r}"]
+        if values[name] is None and field.kind:
+            notes.append(field.kind.__name__)
+        if field.bounds:
+            notes.append(field.bounds.describe())
+        texts.append(flags.text_wrap(f"({'; '.join(notes)})", indent="    "))
     return "\n".join(texts)

@@ -30,10 +30,10 @@ from bert_jax.runtime.errors import (
 flags.disclaim_key_flags()  # `--help` of the main programs lists them.
 
 
-def define_flags() -> None:
+def define_flags(known_fields: command_line.KnownFields) -> None:
     """Defines the flags of a run."""
     help_text = "Config file, such as configs/pretrain/bert_tiny.py:runlocal; with --help, lists "
-    command_line.define_config(help_text + "its fields, their meaning and defaults.")
+    command_line.define_config(help_text + "its fields, their meaning and defaults.", known_fields)
     flags.DEFINE_string(
         "workdir", None, "Directory of the run, or a gs:// address; created if absent."
     )
@@ -49,13 +49,18 @@ def define_flags() -> None:
     flags.mark_flags_as_required(["config", "workdir"])
 
 
-def start(train_and_evaluate: Callable[[ConfigDict, str], dict | None], program: str) -> NoReturn:
+def start(
+    train_and_evaluate: Callable[[ConfigDict, str], dict | None],
+    program: str,
+    known_fields: command_line.KnownFields,
+) -> NoReturn:
     """Parses the flags and runs `train_and_evaluate(config, workdir)` of bert_jax.`program`.
 
+    `known_fields` returns the fields of a configuration, for `--help`.
     Prints the result as JSON; None: it has printed what it found.
     """
     command_line.keep_running_without_log()
-    define_flags()
+    define_flags(known_fields)
     app.run(
         lambda argv: _run(argv, train_and_evaluate, program), flags_parser=command_line.parse_flags
     )

@@ -7,14 +7,15 @@ import shlex
 from absl import flags
 from ml_collections import ConfigDict
 
+from bert_jax.finetuning.finetune_fields import known_fields
 from bert_jax.runtime.command_line import define_config
-from bert_jax.sweeps.configurations import flatten
+from bert_jax.runtime.config_fields import flatten
 
 
 def read_config(path: str) -> ConfigDict:
     """Returns the configuration that `--config=path` reads. Raises ValueError."""
     values, argv = flags.FlagValues(), ["finetune", f"--config={path}"]
-    define_config("", values, argv)
+    define_config("", known_fields, values, argv)
     try:
         values(argv)
     except (flags.Error, OSError) as error:

@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.finetuning.trials import Trial
+from bert_jax.runtime.config_fields import flatten
 
 Overrides = Sequence[tuple[str, dict[str, object]]]
 """Where each configuration is given, and its values of fields of `base`."""
@@ -110,11 +110,6 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
                 f"{expected.__name__}, as in `base`, where it is {known[name]!r}"
             ) from error
     return config
-
-
-def flatten(config: ConfigDict) -> dict[str, object]:
-    """Returns the values of all fields by dotted name."""
-    return flatten_dict(config.to_dict(), sep=".")
 
 
 def format_value(value: object) -> str:

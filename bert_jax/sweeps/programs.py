@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import jax
 
-from bert_jax.finetuning.finetune_setup import PER_TRIAL, FinetuneSetup
+from bert_jax.finetuning.finetune_fields import PER_TRIAL
+from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed
+from bert_jax.runtime.config_fields import flatten
 from bert_jax.sweeps import memory
-from bert_jax.sweeps.configurations import Configuration, flatten, plural
+from bert_jax.sweeps.configurations import Configuration, plural
 
 
 class Program(NamedTuple):

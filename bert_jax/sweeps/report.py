@@ -16,9 +16,10 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.finetuning.trials import Trial, summarize_seeds
+from bert_jax.runtime.config_fields import flatten
 from bert_jax.sweeps import plots
 from bert_jax.sweeps.commands import finetune_command
-from bert_jax.sweeps.configurations import Configuration, flatten, format_value, plural
+from bert_jax.sweeps.configurations import Configuration, format_value, plural
 from bert_jax.sweeps.page import (
     Beside,
     Block,

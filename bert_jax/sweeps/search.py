@@ -20,7 +20,8 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from bert_jax.sweeps.configurations import Configuration, flatten, make_configurations
+from bert_jax.runtime.config_fields import flatten
+from bert_jax.sweeps.configurations import Configuration, make_configurations
 from bert_jax.sweeps.summaries import summarize
 
 KINDS = ("uniform", "log_uniform", "integer", "choice")
@@ -133,9 +134,6 @@ def check_search(config: ConfigDict) -> None:
                 "('log_uniform', LOW, HIGH) with LOW > 0, ('integer', LOW, HIGH) or "
                 "('choice', VALUE, ...)"
             )
-    for name in ("num_trials", "trials_per_round"):
-        if config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]}: expected at least 1")
     epochs = config.halving
     if list(epochs) != sorted(set(epochs)) or (epochs and epochs[0] <= 0):
         raise ValueError(f"config.halving={epochs}: expected increasing numbers of epochs")

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from bert_jax.finetuning.required_fields import check_required_fields
+from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.sweeps import paper
+from bert_jax.configs.sweeps.search import SEARCH
+from bert_jax.finetuning import finetune_fields
+from bert_jax.finetuning.finetune_fields import check_required_fields
+from bert_jax.runtime.config_fields import Field, check_numbers
 from bert_jax.sweeps import claims, search
 from bert_jax.sweeps.commands import read_config
 from bert_jax.sweeps.configurations import flatten, grid_overrides, make_configurations
-from bert_jax.training.workdir import CHANGEABLE_ON_RESUME, check_equal_settings
+from bert_jax.training.workdir import check_equal_settings
 
-# Fields of a configuration that are not given. `base`, and either `grid`, `trials` or `search`, are
-# required.
-DEFAULTS = {"num_seeds": 1, "max_stacked_trials": 0, "keep_trials": 0, "base_config": ""}
-GRID_DEFAULTS = {"grid": {}, "trials": ()}
-SEARCH_DEFAULTS = {"num_trials": 32, "trials_per_round": 16, "halving": ()}
 # Types of fields, with an example of each.
 TYPES = {
     "grid": (ConfigDict, 'a dict such as {"batch_size": (16, 32)}'),
@@ -37,26 +37,37 @@ TYPES = {
 # Fields that decide, with the grid's, which trials are run, and in which programs: workers
 # must agree on them.
 PROGRAM_FIELDS = ("trials", "num_trials", "num_seeds", "max_stacked_trials")
-# Other fields that may differ when a sweep is resumed.
-CHANGEABLE = ("keep_trials", "base_config", *(f"base.{name}" for name in CHANGEABLE_ON_RESUME))
+MAY_CHANGE = (*paper.MAY_CHANGE, *(f"base.{name}" for name in finetune_fields.MAY_CHANGE))
+
+
+def known_fields(config: ConfigDict) -> dict[str, Field]:
+    """Returns the fields of a configuration: of a sweep with its `base`, or of another program."""
+    if "base" not in config:
+        return finetune_fields.known_fields(config) if "task" in config else bert_base.KNOWN
+    base = finetune_fields.known_fields(config.base)
+    return fields_of_sweep(config) | {f"base.{name}": field for name, field in base.items()}
+
+
+def fields_of_sweep(config: ConfigDict) -> dict[str, Field]:
+    """Returns the fields of a grid or of a search."""
+    return paper.FIELDS | (SEARCH if "search" in config else paper.GRID)
 
 
 def complete(config: ConfigDict) -> ConfigDict:
     """Returns a valid configuration with defaults for what is not given. Raises ValueError."""
-    given = set(config) - {"program", "base"}
-    defaults = DEFAULTS | (SEARCH_DEFAULTS if "search" in config else GRID_DEFAULTS)
-    for name in sorted(given - defaults.keys() - {"search"}):
-        if name in GRID_DEFAULTS:
+    fields = fields_of_sweep(config)
+    for name in sorted(set(config) - fields.keys() - {"program"}):
+        if name in paper.GRID:
             raise ValueError(f"config.{name}: a sweep has either a grid or a search: remove one")
-        nearest = difflib.get_close_matches(name, defaults, 1, cutoff=0)[0]
+        nearest = difflib.get_close_matches(name, fields, 1, cutoff=0)[0]
         raise ValueError(f"config.{name}: a sweep has no such field; did you mean {nearest}?")
     if not isinstance(config.get("base"), ConfigDict):
         fix = 'set config.base = paper.finetuning("text_classification"), as in'
         raise ValueError(f"the sweep has no `base`: {fix} configs/sweeps/paper.py")
     completed = copy.deepcopy(config).unlock()  # Keeps the types of fields that are None.
-    for name, value in defaults.items():
+    for name, field in fields.items():
         if name not in completed:
-            completed[name] = value
+            completed[name] = field.default
         elif type(completed[name]) is list:  # Of JSON or an own configuration.
             completed[name] = tuple(completed[name])
     for name, (field_type, expected) in TYPES.items():
@@ -72,9 +83,7 @@ def check_sweep(config: ConfigDict) -> None:
     if config.base.num_seeds != 1:
         count = config.base.num_seeds
         raise ValueError(f"config.base.num_seeds={count}: expected 1; set config.num_seeds")
-    for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0), ("keep_trials", 0)):
-        if config[name] < minimum:
-            raise ValueError(f"config.{name}={config[name]}: expected at least {minimum}")
+    check_numbers(config, fields_of_sweep(config))
     if config.base_config:
         read_config(config.base_config)
     if "search" in config:
@@ -123,7 +132,8 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
             raise ValueError(f"workdir {workdir} holds a run ({run}), not a sweep: use another")
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
-    saved, settings = as_saved(DEFAULTS | content["config"]), as_saved(settings_of(config))
+    defaults = {name: field.default for name, field in paper.FIELDS.items()}
+    saved, settings = as_saved(defaults | content["config"]), as_saved(settings_of(config))
     changed = [
         name
         for name in sorted(saved.keys() | settings.keys())
@@ -133,7 +143,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
         {name: value for name, value in saved.items() if name not in changed},
         {name: value for name, value in settings.items() if name not in changed},
         path,
-        CHANGEABLE,
+        MAY_CHANGE,
         "A sweep can be extended: by values of the grid, `trials` and num_seeds, or by num_trials "
         "of a search",
     )

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.features import ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.pooling import POOLINGS
+from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.tasks import tables
 from bert_jax.tasks.queries import (
     Query,
@@ -45,7 +46,6 @@ from bert_jax.tasks.task import (
 )
 from bert_jax.tasks.text_classification import text_features
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.bounds import POSITIVE, Bounds, check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
 IDS_SUFFIX = ".ids.jsonl"
@@ -146,7 +146,6 @@ def _check_config(config: ConfigDict) -> None:
     limit = "max_seq_length" if is_bi_encoder else "half of max_seq_length"
     check_bounds(config, bounds, "data.max_query_length", limited_by=limit)
     check_bounds(config, Bounds(min_negatives), "data.num_negatives")
-    check_bounds(config, POSITIVE, "similarity.temperature")
 
 
 def _read_splits(

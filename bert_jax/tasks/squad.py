@@ -17,6 +17,7 @@ from scipy.special import softmax
 
 from bert_jax.data.features import ModelInput
 from bert_jax.model import heads
+from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.tasks import spans, tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.spans import Passage, SpanConfig
@@ -32,7 +33,6 @@ from bert_jax.tasks.task import (
     write_json_blocks,
 )
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.bounds import AT_LEAST_1, Bounds, check_bounds
 
 QUESTION_KEYS = ("id", "question", "context", "answers", "is_impossible")
 NBEST = ("text", "probability", "start_logit", "end_logit")  # In nbest_predictions.json.
@@ -53,7 +53,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     data, files = config.data, tables.files_from_config(config.data)
     bounds, limit = Bounds(1, config.max_seq_length - 4), "max_seq_length - 4"
     check_bounds(config, bounds, "data.max_query_length", limited_by=limit)
-    check_bounds(config, AT_LEAST_1, "data.doc_stride", "data.max_answer_length")
     options = {name: data[name] for name in SpanConfig._fields if data.get(name) is not None}
     span_config = SpanConfig(config.max_seq_length, **options)
     head_settings = span_config._asdict()

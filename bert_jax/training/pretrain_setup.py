@@ -14,17 +14,19 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.transformers_names import check_positions
+from bert_jax.configs.pretrain import bert_base
 from bert_jax.data.batches import abstract_rows
 from bert_jax.data.features import ONE_SEGMENT
 from bert_jax.data.rows import Rows
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.execution import Execution
 from bert_jax.objectives import Objective, find_objective
+from bert_jax.runtime import config_fields
+from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, check_bounds
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import TrainState, init_state
 
@@ -357,17 +359,7 @@ def check_numbers(config: ConfigDict) -> None:
     long_phase, total = config.long_phase, config.num_steps + config.long_phase.num_steps
     # A first phase that is skipped leaves its warm-up unused.
     has_own_warmup = config.num_steps and has_two_schedules(config)
-    check_bounds(config, AT_LEAST_0, "num_steps", "long_phase.num_steps", "max_eval_batches")
-    check_bounds(config, AT_LEAST_0, "per_device_batch_size", "long_phase.per_device_batch_size")
-    check_bounds(config, AT_LEAST_0, "decay_power", "keep_every", "weight_decay", "seed")
-    check_bounds(config, AT_LEAST_0, "masking.repeat_after", "eval_every")
-    check_bounds(config, AT_LEAST_1, "batch_size", "long_phase.batch_size", "eval_batch_size")
-    check_bounds(config, AT_LEAST_1, "keep_checkpoints", "log_every")
-    check_bounds(config, AT_LEAST_1, "checkpoint_every", "stall_seconds")
-    check_bounds(config, POSITIVE, "learning_rate", "long_phase.learning_rate", "clip_norm")
-    check_bounds(config, POSITIVE, "epsilon")
-    check_bounds(config, Bounds(0, 1, excludes_maximum=True), "beta1", "beta2")
-    check_bounds(config, Bounds(0.001, 0.999), "masking.rate")
+    config_fields.check_numbers(config, bert_base.KNOWN)
     if not total:
         raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
     maximum, limited_by = total, "num_steps + long_phase.num_steps"
@@ -378,8 +370,3 @@ def check_numbers(config: ConfigDict) -> None:
     check_bounds(config, Bounds(0, maximum), "long_phase.warmup_steps", limited_by=limited_by)
     # The first two steps are not profiled.
     check_bounds(config, Bounds(0, max(total - 2, 0)), "profile_steps")
-    check_bounds(config, AT_LEAST_1, "distillation.temperature")
-    for name in config.distillation.weights:
-        check_bounds(config, AT_LEAST_0, f"distillation.weights.{name}")
-    if "generator" in config:
-        check_bounds(config, AT_LEAST_0, "generator.discriminator_weight")

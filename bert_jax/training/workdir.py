@@ -9,7 +9,7 @@ import pathlib
 import secrets
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TextIO
 
 import jax
@@ -24,49 +24,16 @@ from bert_jax.runtime.errors import CheckpointError
 
 CLAIM = ".shared"  # Of process 0 of the last run: a random text.
 
-# Prefixes of the settings that may differ when a run is resumed: they change nothing but speed,
-# rounding (`model.dtype` the most), and when is evaluated and saved. Paths may change where their
-# contents are compared instead: a corpus by its manifest, weights and a task's files by the hashes
-# in "contents".
-CHANGEABLE_ON_RESUME = (
-    "corpus",
-    "long_phase.corpus",
-    "topology",  # Only in checkpoints of earlier versions.
-    "init_from",
-    "teacher",
-    "distillation.teacher",
-    "data.train",
-    "data.dev",
-    "data.test",
-    "data.passages",
-    "data.directory",
-    "data.data_dir",
-    "mesh.",
-    "shard_weight_update",
-    "overlap_collectives",
-    "per_device_batch_size",
-    "long_phase.per_device_batch_size",
-    "log_every",
-    "eval_",
-    "max_eval_batches",
-    "checkpoint_every",
-    "checksums",
-    "keep_",
-    "stall_seconds",
-    "profile_steps",
-    "tracker",
-    "num_seeds",
-    "stacked_trials",
-    "save_training_state",
-    "model.kernels",
-    "model.scan_layers",
-    "model.remat",
-    "model.dtype",
-    # Derived from other settings; checkpoints of earlier versions lack them.
+# Settings that are no fields of a configuration, and may differ.
+NO_FIELDS = (
+    # Derived from others; checkpoints of earlier versions lack them.
     "languages",
     "trained_length",
     "unreported",
     "owes_evaluation",
+    # Fields of earlier versions.
+    "topology",
+    "stacked_trials",
     # Written only to the checkpoint in `best`.
     "has_training_state",
     "score",
@@ -75,8 +42,12 @@ CHANGEABLE_ON_RESUME = (
 )
 
 
-def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractContextManager:
+def claim_workdir(
+    workdir: pathlib.Path, settings: dict, may_change: Collection[str] = ()
+) -> contextlib.AbstractContextManager:
     """Locks a new workdir, or one of a run with the same `settings`, and writes its config.json.
+
+    `may_change` names the fields in which the run may have differed.
 
     Every process of a run must call it, and hold the result, the lock, as long as the run writes.
     A bucket has no locks: there the last run that claims a workdir has it; see `check_claim`.
@@ -93,7 +64,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
         if jax.process_index() == 0:
             if not is_bucket(workdir):
                 lock = _lock(workdir)
-            check_settings(workdir, flat)
+            check_settings(workdir, flat, may_change)
             write_json(workdir / "config.json", settings)
             write_text(path, token)
     with distributed.raise_on_all_processes():
@@ -158,8 +129,11 @@ def check_claim(workdir: pathlib.Path, claim: str) -> None:
         )
 
 
-def check_settings(workdir: pathlib.Path, settings: dict) -> None:
-    """Raises ValueError if the run in `workdir` had other settings; removes a stale result."""
+def check_settings(workdir: pathlib.Path, settings: dict, may_change: Collection[str] = ()) -> None:
+    """Raises ValueError if the run in `workdir` had other settings; removes a stale result.
+
+    Fields of `may_change` may differ.
+    """
     parents = (workdir / "checkpoints", workdir / "best")
     checkpoints = [parent / str(step) for parent in parents for step in saved_steps(parent)[-1:]]
     result_path = workdir / "result.json"
@@ -183,7 +157,7 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
     )  # In fine-tuning, it follows from the data.
     if any(saved.get(name) != settings.get(name) for name in lengths):
         advice = f"{how_to_train_further(workdir, settings)}{advice}"
-    check_equal_settings(saved, settings, path, CHANGEABLE_ON_RESUME, advice)
+    check_equal_settings(saved, settings, path, may_change, advice)
 
 
 def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
@@ -206,16 +180,17 @@ def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
 
 
 def check_equal_settings(
-    saved: dict, settings: dict, path: pathlib.Path, changeable: tuple[str, ...], advice: str
+    saved: dict, settings: dict, path: pathlib.Path, may_change: Collection[str], advice: str
 ) -> None:
-    """Raises ValueError if flat settings differ from those in `path`, except `changeable` ones.
+    """Raises ValueError if flat settings differ from those in `path`, except fields `may_change`.
 
     `advice` says what can be done instead.
     """
     differences = "\n".join(
         f"  {name}: {_describe_difference(name, saved, settings, path)}"
         for name in sorted(saved.keys() | settings.keys())
-        if saved.get(name) != settings.get(name) and not name.startswith(changeable)
+        if saved.get(name) != settings.get(name)
+        if name not in may_change and name.partition(".")[0] not in NO_FIELDS
         # Ignores a field that an earlier version lacked if it is not set now either.
         if name in saved or settings[name]
     )

@@ -21,13 +21,20 @@ Expected result: the table above. Not run at full size.
 from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import conll2003, text_classification
+from bert_jax.runtime.config_fields import Field, make_config
+
+# Further fields of this configuration.
+FIELDS = {
+    "features": Field(
+        "concat_last_four", "Hidden states that the BiLSTM reads: a row of the table above."
+    ),
+    "lstm_size": Field(768, "Units per direction, in each of two layers."),
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     config = conll2003.get_config()
-    # Hidden states that the BiLSTM reads: a row of the table above.
-    config.features = "concat_last_four"
-    config.lstm_size = 768  # Units per direction, in each of two layers.
+    config.update(make_config(FIELDS))
     config.learning_rate = 1e-3  # Only the new head is trained.
     config.num_epochs = 10.0
     if arg:

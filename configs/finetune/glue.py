@@ -26,18 +26,23 @@ files. The paper omits WNLI and submits its majority class.
 from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import recipes, text_classification
+from bert_jax.runtime.config_fields import Field
+
+DATA_PATHS = {
+    "data.directory": Field("", "The GLUE download, the folder of this set, or tfds:glue/NAME."),
+    "data.data_dir": Field("", "Directory of prepared TFDS sets; default: TFDS's own."),
+}
+DATA = {
+    "data.name": Field("", "The set: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli."),
+    "data.labels": Field((), "Order of the classes in the head; default: that of the set."),
+    "data.metric": Field("", "Selects the best checkpoint; default: the one in table 1."),
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     name, _, arg = arg.partition(",")
-    config = text_classification.get_config()
-    config.task = "glue"
-    config.data = ConfigDict()
-    config.data.name = name  # The set: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli.
-    config.data.directory = ""  # The GLUE download, the folder of this set, or tfds:glue/NAME.
-    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
-    config.data.labels = ()  # Order of the classes in the head; default: that of the set.
-    config.data.metric = ""  # Selects the best checkpoint; default: the one in table 1.
+    config = text_classification.make_task_config("glue", DATA_PATHS | DATA)
+    config.data.name = name
     config.num_epochs = 3.0
     config.learning_rate = 2e-5
     recipe, arg = recipes.split_recipe(arg)

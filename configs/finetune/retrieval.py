@@ -28,9 +28,42 @@ returns the cross-encoder's ranking.
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from bert_jax.configs.finetune import text_classification
+from bert_jax.runtime.config_fields import POSITIVE, Field
+
+DATA_PATHS = {
+    "data.train": Field("", "Queries to train on."),
+    "data.dev": Field("", "Its MRR@10 selects the best checkpoint."),
+    "data.test": Field("", "Only ranked by the best checkpoint, and scored if it has positives."),
+    "data.passages": Field(
+        "",
+        'Passages to search in addition to those in dev and test, {"text": "..."} per line; at '
+        "most max_eval_examples of them. The cross-encoder ranks only the passages of each query.",
+    ),
+}
+DATA = {
+    "data.role": Field(
+        "bi_encoder", "bi_encoder or cross_encoder; set by the argument after the colon."
+    ),
+    "data.max_query_length": Field(
+        64,
+        "Tokens, at most max_seq_length, of the cross-encoder half of it; longer queries are "
+        "truncated.",
+    ),
+    "data.num_negatives": Field(
+        None,
+        "Trains with the first N negatives of a line; the cross-encoder needs one or more. For "
+        "the bi-encoder it must be set if the file has negatives.",
+        kind=int,
+    ),
+    # Bi-encoder only.
+    "similarity.pooling": Field("mean", 'Or "cls"; also the default of `encode`.'),
+    "similarity.normalize": Field(True, "Cosine; False: dot product, which needs temperature 1."),
+    "similarity.temperature": Field(
+        0.05, "Divides the similarities in the training loss.", POSITIVE
+    ),
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -42,27 +75,10 @@ def get_config(arg: str = "") -> ConfigDict:
             f"unknown argument {arg!r} after the colon: expected 'bi_encoder' or 'cross_encoder', "
             "or one of them with ',runlocal'"
         )
-    config = text_classification.get_config()
-    config.task = "retrieval"
-
-    config.data = ConfigDict()
-    config.data.role = role  # bi_encoder or cross_encoder; set by the argument after the colon.
-    config.data.train = ""  # Queries to train on.
-    config.data.dev = ""  # Its MRR@10 selects the best checkpoint.
-    config.data.test = ""  # Only ranked by the best checkpoint, and scored if it has positives.
-    # Passages to search in addition to those in dev and test, {"text": "..."} per line; at most
-    # max_eval_examples of them. The cross-encoder ranks only the passages of each query.
-    config.data.passages = ""
-    # Tokens, at most max_seq_length, of the cross-encoder half of it; longer queries are truncated.
-    config.data.max_query_length = 64
-    # Trains with the first N negatives of a line; the cross-encoder needs one or more. For the
-    # bi-encoder it must be set if the file has negatives.
-    config.data.num_negatives = placeholder(int) if role == "bi_encoder" else 3
-
-    config.similarity = ConfigDict()  # Bi-encoder only.
-    config.similarity.pooling = "mean"  # Or "cls"; also the default of `encode`.
-    config.similarity.normalize = True  # Cosine; False: dot product, which needs temperature 1.
-    config.similarity.temperature = 0.05  # Divides the similarities in the training loss.
+    config = text_classification.make_task_config("retrieval", DATA_PATHS | DATA)
+    config.data.role = role
+    if role == "cross_encoder":
+        config.data.num_negatives = 3
 
     config.max_seq_length = 256  # Tokens of a passage, or of a query and a passage.
     config = text_classification.apply_runlocal(config, rest)

@@ -26,9 +26,30 @@ configs/finetune/recipes.py.
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from bert_jax.configs.finetune import recipes, text_classification
+from bert_jax.runtime.config_fields import AT_LEAST_1, Field
+
+DATA_PATHS = {
+    "data.train": Field("", "Questions to train on."),
+    "data.dev": Field("", "Its F1 selects the best checkpoint."),
+    "data.test": Field("", "Only answered by the best checkpoint, and scored if it has answers."),
+    "data.data_dir": Field("", "Directory of prepared TFDS sets; default: TFDS's own."),
+}
+DATA = {
+    "data.null_answers": Field(False, "Questions may have no answer."),
+    "data.null_threshold": Field(
+        None,
+        "For 2.0: null odds above which a question is left unanswered. Default: the best on dev; "
+        "without dev labels, the threshold stored with the head of `init_from`, or else 0.",
+        kind=float,
+    ),
+    "data.doc_stride": Field(
+        128, "Tokens between the starts of the windows of a context.", AT_LEAST_1
+    ),
+    "data.max_query_length": Field(64, "Tokens; longer questions are truncated."),
+    "data.max_answer_length": Field(30, "Tokens; longer spans are never predicted.", AT_LEAST_1),
+}
 
 
 def get_config(arg: str = "v1") -> ConfigDict:
@@ -37,20 +58,8 @@ def get_config(arg: str = "v1") -> ConfigDict:
         version, rest = "v1", version
     if version not in ("v1", "v2"):
         raise ValueError(f"unknown argument {arg!r} after the colon: expected 'v1' or 'v2'")
-    config = text_classification.get_config()
-    config.task = "squad"
-    config.data = ConfigDict()
-    config.data.train = ""  # Questions to train on.
-    config.data.dev = ""  # Its F1 selects the best checkpoint.
-    config.data.test = ""  # Only answered by the best checkpoint, and scored if it has answers.
-    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
-    config.data.null_answers = version == "v2"  # Questions may have no answer.
-    # For 2.0: null odds above which a question is left unanswered. Default: the best on dev;
-    # without dev labels, the threshold stored with the head of `init_from`, or else 0.
-    config.data.null_threshold = placeholder(float)
-    config.data.doc_stride = 128  # Tokens between the starts of the windows of a context.
-    config.data.max_query_length = 64  # Tokens; longer questions are truncated.
-    config.data.max_answer_length = 30  # Tokens; longer spans are never predicted.
+    config = text_classification.make_task_config("squad", DATA_PATHS | DATA)
+    config.data.null_answers = version == "v2"
     config.max_seq_length = 384
     config.batch_size = 48 if version == "v2" else 32
     config.num_epochs = 2.0 if version == "v2" else 3.0

@@ -17,14 +17,17 @@ tfds:NAME, a TFDS set with the same columns, prepared as ArrayRecord. Afterwards
 from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import text_classification
+from bert_jax.runtime.config_fields import Field
+
+DATA_PATHS = {
+    "data.directory": Field("", "With train.csv and val.csv, or tfds:NAME."),
+    "data.data_dir": Field("", "Directory of prepared TFDS sets; default: TFDS's own."),
+}
+DATA = {}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = text_classification.get_config()
-    config.task = "multiple_choice"
-    config.data = ConfigDict()
-    config.data.directory = ""  # With train.csv and val.csv, or tfds:NAME.
-    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
+    config = text_classification.make_task_config("multiple_choice", DATA_PATHS | DATA)
     config.batch_size = 16
     config.learning_rate = 2e-5
     return text_classification.apply_runlocal(config, arg)

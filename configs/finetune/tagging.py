@@ -20,33 +20,44 @@ scored.
 from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import text_classification
+from bert_jax.runtime.config_fields import Field
+
+DATA_PATHS = {
+    "data.train": Field("", "Sentences to train on."),
+    "data.dev": Field("", "Its F1 selects the best checkpoint."),
+    "data.test": Field("", "Only predicted by the best checkpoint, and scored if it has tags."),
+}
+DATA = {
+    "data.word_column": Field(0, "Of files with columns; the first is 0, the last -1."),
+    "data.tag_column": Field(-1, "As word_column; default: the last column."),
+    "data.tags": Field("", "Key of the tags in JSONL; default: tags, or the only one in _tags."),
+    "data.scheme": Field(
+        "iob2",
+        "Scheme to train on, whatever the files use: iob1, iob2, bioes or bilou. With "
+        '"io" tags are plain types (O, PER, LOC), and a run of equal types is an entity. With '
+        '"none" the tags, such as parts of speech, mark no entities and are scored by accuracy.',
+    ),
+    "data.repair_tags": Field(
+        False,
+        "Reads tags that are invalid in their scheme as conlleval does, where a stray I- begins "
+        "an entity; the log counts them. By default they are an error.",
+    ),
+    "data.labels": Field(
+        (),
+        "Default: the labels in train. For tags that are numbers: their names, in the order from "
+        "0.",
+    ),
+    "data.document_context": Field(
+        False,
+        "As in the paper: neighboring sentences of the document fill the window. Much slower, "
+        "since every sentence takes max_seq_length tokens. A file without document marks is one "
+        'document; each line of JSONL names its own in the field "document".',
+    ),
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = text_classification.get_config()
-    config.task = "tagging"
-
-    config.data = ConfigDict()
-    config.data.train = ""  # Sentences to train on.
-    config.data.dev = ""  # Its F1 selects the best checkpoint.
-    config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has tags.
-    config.data.word_column = 0  # Of files with columns; the first is 0, the last -1.
-    config.data.tag_column = -1  # The last column.
-    config.data.tags = ""  # Key of the tags in JSONL; default: tags, or the only one in _tags.
-    # Scheme to train on, whatever the files use: iob1, iob2, bioes or bilou. With "io" tags are
-    # plain types (O, PER, LOC), and a run of equal types is an entity. With "none" the tags, such
-    # as parts of speech, mark no entities and are scored by accuracy.
-    config.data.scheme = "iob2"
-    # Reads tags that are invalid in their scheme as conlleval does, where a stray I- begins an
-    # entity; the log counts them. By default they are an error.
-    config.data.repair_tags = False
-    # Default: the labels in train. For tags that are numbers: their names, in the order from 0.
-    config.data.labels = ()
-    # As in the paper: neighboring sentences of the document fill the window. Much slower, since
-    # every sentence takes max_seq_length tokens. A file without document marks is one
-    # document; each line of JSONL names its own in the field "document".
-    config.data.document_context = False
-
+    config = text_classification.make_task_config("tagging", DATA_PATHS | DATA)
     config.max_seq_length = 128
     config.batch_size = 32
     config.num_epochs = 4.0

@@ -19,96 +19,185 @@ Labels that are numbers are compared as numbers: 1, 1.0 and 01 are one class. An
 error in `train` and in a labeled `dev`; elsewhere it is predicted.
 """
 
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+
+from bert_jax.runtime.config_fields import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    POSITIVE,
+    Bounds,
+    Field,
+    make_config,
+)
+
+# Paths. They may change when a run is resumed: their contents are compared instead.
+PATHS = {
+    "init_from": Field("", "Workdir, checkpoint, or Hugging Face or Google directory."),
+    "teacher": Field(
+        "",
+        "A model fine-tuned for the same task and labels, in any form that `init_from` takes: the "
+        "run also learns from its outputs for the training examples; not for multi-label and "
+        "retrieval. Default: none.",
+    ),
+}
+
+# The examples and the model. A run is resumed only with the same values.
+TASK = {
+    "data": Field({}, "The files, and how to read them; every task has its own fields."),
+    "task": Field(
+        "text_classification", "A file in bert_jax/tasks, or the dotted name of your own module."
+    ),
+    "new_head": Field(False, "Ignore the head of `init_from` and train a new one."),
+    "max_train_examples": Field(0, "Maximum number in train, evenly spaced; 0: all.", AT_LEAST_0),
+    "max_eval_examples": Field(
+        0, "Maximum number in each of dev and test, evenly spaced; 0: all.", AT_LEAST_0
+    ),
+    "max_seq_length": Field(128, "Tokens, [CLS] and [SEP] included; longer texts are truncated."),
+    "class_weights": Field(
+        (),
+        "Weight of each class in the loss, in the order of data.labels, or sorted; "
+        '"balanced": inverse to its frequency in train. Default: 1 each.',
+    ),
+    "model.classifier_dropout_rate": Field(
+        None, "Before the head, if it differs; None: as in the checkpoint.", kind=float
+    ),
+    "model.lstm_size": Field(
+        0,
+        "Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5; "
+        "0: none.",
+        AT_LEAST_0,
+    ),
+}
+
+# Numbers in which trials may differ that train as one stack: they change no shape of the program.
+PER_TRIAL = {
+    "seed": Field(0, "Of the order of the examples, a new head, and dropout.", AT_LEAST_0),
+    "learning_rate": Field(3e-5, "Peak, after the warm-up.", POSITIVE),
+    "weight_decay": Field(0.01, "Decoupled, as in AdamW; not of biases and LayerNorm.", AT_LEAST_0),
+    "warmup_fraction": Field(
+        0.1, "Fraction of the steps in which the learning rate rises from 0.", Bounds(0, 1)
+    ),
+    "num_epochs": Field(3.0, "Passes over train, such as 0.5 or 3.", AT_LEAST_0),
+    "model.dropout_rate": Field(None, "Of hidden states; None: as in the checkpoint.", kind=float),
+    "model.attention_dropout_rate": Field(
+        None, "Of attention probabilities; None: as in the checkpoint.", kind=float
+    ),
+}
+
+# How it is trained. Trials with other values still share their examples.
+TRAINING = {
+    "batch_size": Field(32, "Examples per update, over all devices.", AT_LEAST_1),
+    "optimizer": Field("adamw", 'Or "bert_adam", the released optimizer, or "lamb".'),
+    "decay_from": Field("step_0", 'As in the released code; or "warmup_end", as in transformers.'),
+    "decay_power": Field(1.0, "Polynomial decay: 1 is linear, 0 constant.", AT_LEAST_0),
+    "clip_norm": Field(1.0, "Maximum norm of the gradient of all parameters.", POSITIVE),
+    "layer_decay": Field(
+        1.0,
+        "Such as 0.9: layer i of N, from 0, has learning_rate * layer_decay^(N - i), and the "
+        "embeddings layer_decay^(N + 1). The head and the pooler have learning_rate.",
+        Bounds(0, 1, excludes_minimum=True),
+    ),
+    "freeze_layers": Field(0, "Freezes the embeddings and the N lowest layers; 0: nothing."),
+    "distillation.alpha": Field(
+        0.5,
+        "With a teacher, the loss is alpha * (loss on the labels) + (1 - alpha) * (loss on the "
+        "teacher's outputs).",
+        Bounds(0, 1),
+    ),
+    "distillation.temperature": Field(
+        2.0, "Divides the logits of both models; not in regression.", AT_LEAST_1
+    ),
+}
+
+# How it runs. These may change when a run is resumed: they change nothing but speed, rounding
+# (`model.dtype` the most), when is evaluated and saved, and how many seeds are run.
+RUNNING = {
+    "num_seeds": Field(
+        1,
+        "Number of runs, with seeds starting at `seed`; several report median, min and max. They "
+        "train as one stacked program, with memory for all; on a CPU, bert_jax.sweep runs them "
+        "faster.",
+        AT_LEAST_1,
+    ),
+    "model.dtype": Field(None, "Default float32; bfloat16 is faster on TPU and GPU.", kind=str),
+    "model.kernels": Field(None, "Default auto: on TPUs; plain: none.", kind=str),
+    "model.scan_layers": Field(None, "Default: False on a CPU: compile all layers.", kind=bool),
+    "model.remat": Field(None, "Recompute in the backward pass: none, dots, full.", kind=str),
+    "mesh.trial": Field(1, "Devices along this axis, over which trials are sharded."),
+    "mesh.data": Field(-1, "Devices along this axis of the mesh; -1: all remaining ones."),
+    "mesh.fsdp": Field(1, "Devices along this axis; -1: all remaining ones."),
+    "mesh.tensor": Field(1, "Devices along this axis; -1: all remaining ones."),
+    "per_device_batch_size": Field(
+        0, "Packed rows per device and microbatch; 0: automatic.", AT_LEAST_0
+    ),
+    "log_every": Field(50, "Steps between training losses in metrics.jsonl.", AT_LEAST_1),
+    "eval_every": Field(0, "Steps between evaluations; 0: after each epoch.", AT_LEAST_0),
+    "save_training_state": Field(True, "After each evaluation, to resume from."),
+    "tracker": Field(
+        "",
+        'Also send metrics to "wandb", "mlflow" or "trackio" (pip install \'bert_jax[trackers]\').',
+    ),
+    "stall_seconds": Field(
+        600, "Seconds without a step before the stacks are printed.", AT_LEAST_1
+    ),
+}
+
+# The fields of every task; those of `data` are its own.
+FIELDS = PATHS | TASK | PER_TRIAL | TRAINING | RUNNING
+
+# Fields that only some configurations have.
+OPTIONAL = {
+    "program": Field("finetune", "python -m bert_jax.finetune reads this configuration."),
+}
+
+DATA_PATHS = {
+    "data.train": Field("", "Examples to train on."),
+    "data.dev": Field("", "Its score selects the best checkpoint."),
+    "data.test": Field("", "Only predicted by the best checkpoint, and scored if it has labels."),
+    "data.data_dir": Field("", "Directory of prepared TFDS sets; default: TFDS's own."),
+}
+DATA = {
+    "data.text": Field("text", "Column of the text."),
+    "data.text_pair": Field("", "Column of the second text of a pair; empty: single texts."),
+    "data.label": Field("label", "Column of the label."),
+    "data.id": Field("", "Column of unique ids, written to the predictions; empty: numbers."),
+    "data.header_lines": Field(1, "The first names the columns, the others are skipped."),
+    "data.labels": Field(
+        (), "Default: the labels in train, sorted (numbers by value); as a flag: a,b."
+    ),
+    "data.regression": Field(False, "The label is a number."),
+    "data.raw_targets": Field(
+        False,
+        "Trains a regression on the labels as they are. By default, a new head is trained on "
+        "labels standardized by their mean and deviation in train; in both cases it predicts "
+        "unscaled labels.",
+    ),
+    "data.label_separator": Field(
+        "",
+        "Multi-label: what separates the labels of a text, such as | in a|b. JSONL may also have "
+        "lists: [] means no label, null unknown labels.",
+    ),
+    "data.metric": Field(
+        "",
+        "Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, "
+        "spearman, r2, and for two classes matthews, and roc_auc or average_precision of the "
+        "positive class: the larger number, or else the second of data.labels.",
+    ),
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = ConfigDict()
-    config.program = "finetune"  # python -m bert_jax.finetune reads it.
-    # A file in bert_jax/tasks, or the dotted name of your own module.
-    config.task = "text_classification"
-    config.init_from = ""  # Workdir, checkpoint, or Hugging Face or Google directory.
-    config.new_head = False  # Ignore the head of `init_from` and train a new one.
-    # A model fine-tuned for the same task and labels, in any form that `init_from` takes: the run
-    # also learns from its outputs for the training examples. Default: none.
-    config.teacher = ""
-    config.distillation = ConfigDict()  # Of a teacher; not for multi-label and retrieval.
-    # Loss: alpha * (loss on the labels) + (1 - alpha) * (loss on the teacher's outputs).
-    config.distillation.alpha = 0.5
-    config.distillation.temperature = 2.0  # Divides the logits of both models; not in regression.
+    return apply_runlocal(make_task_config("text_classification", DATA_PATHS | DATA), arg)
 
-    config.data = ConfigDict()
-    config.data.train = ""  # Examples to train on.
-    config.data.dev = ""  # Its score selects the best checkpoint.
-    config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has labels.
-    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
-    config.data.text = "text"  # Column of the text.
-    config.data.text_pair = ""  # Column of the second text of a pair; empty: single texts.
-    config.data.label = "label"  # Column of the label.
-    config.data.id = ""  # Column of unique ids, written to the predictions; empty: numbers.
-    config.data.header_lines = 1  # The first names the columns, the others are skipped.
-    # Default: the labels in train, sorted (numbers by value); as a flag: a,b.
-    config.data.labels = ()
-    config.data.regression = False  # The label is a number.
-    # Trains a regression on the labels as they are. By default, a new head is trained on labels
-    # standardized by their mean and deviation in train; in both cases it predicts unscaled labels.
-    config.data.raw_targets = False
-    # Multi-label: what separates the labels of a text, such as | in a|b. JSONL may also have lists:
-    # [] means no label, null unknown labels.
-    config.data.label_separator = ""
-    # Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, spearman,
-    # r2, and for two classes matthews, and roc_auc or average_precision of the positive class: the
-    # larger number, or else the second of data.labels.
-    config.data.metric = ""
 
-    config.max_train_examples = 0  # Maximum number in train, evenly spaced; 0: all.
-    config.max_eval_examples = 0  # Maximum number in each of dev and test, evenly spaced; 0: all.
-    config.max_seq_length = 128  # Tokens, [CLS] and [SEP] included; longer texts are truncated.
-    config.batch_size = 32  # Examples per update, over all devices.
-    config.num_epochs = 3.0  # Passes over train, such as 0.5 or 3.
-    config.seed = 0  # Of the order of the examples, a new head, and dropout.
-    # Number of runs, with seeds starting at `seed`; several report median, min and max. They train
-    # as one stacked program, with memory for all; on a CPU, bert_jax.sweep runs them faster.
-    config.num_seeds = 1
-
-    config.model = ConfigDict()  # Fields that are not set: as in the checkpoint.
-    config.model.dropout_rate = placeholder(float)  # Of hidden states.
-    config.model.classifier_dropout_rate = placeholder(float)  # Before the head, if it differs.
-    config.model.attention_dropout_rate = placeholder(float)  # Of attention probabilities.
-    config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
-    config.model.kernels = placeholder(str)  # Default auto: on TPUs; plain: none.
-    config.model.scan_layers = placeholder(bool)  # Default: False on a CPU: compile all layers.
-    config.model.remat = placeholder(str)  # Recompute in the backward pass: none, dots, full.
-    # Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5.
-    config.model.lstm_size = 0  # 0: none.
-
-    config.optimizer = "adamw"  # Or "bert_adam", the released optimizer, or "lamb".
-    config.learning_rate = 3e-5  # Peak, after the warm-up.
-    config.warmup_fraction = 0.1  # Fraction of the steps in which the learning rate rises from 0.
-    config.decay_from = "step_0"  # As in the released code; or "warmup_end", as in transformers.
-    config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
-    config.weight_decay = 0.01  # Decoupled, as in AdamW; not of biases and LayerNorm.
-    config.clip_norm = 1.0  # Maximum norm of the gradient of all parameters.
-    # Such as 0.9: layer i of N, from 0, has learning_rate * layer_decay^(N - i), and the embeddings
-    # layer_decay^(N + 1). The head and the pooler have learning_rate.
-    config.layer_decay = 1.0
-    config.freeze_layers = 0  # Freezes the embeddings and the N lowest layers; 0: nothing.
-    # Weight of each class in the loss, in the order of data.labels, or sorted; "balanced": inverse
-    # to its frequency in train. Default: 1 each.
-    config.class_weights = ()
-
-    # Devices along each axis of the mesh; -1: all remaining. Trials are sharded over `trial`.
-    config.mesh = ConfigDict({"trial": 1, "data": -1, "fsdp": 1, "tensor": 1})
-    config.per_device_batch_size = 0  # Packed rows per device and microbatch; 0: automatic.
-
-    config.log_every = 50  # Steps between lines with the training loss in metrics.jsonl.
-    config.eval_every = 0  # Steps between evaluations; 0: after each epoch.
-    config.save_training_state = True  # After each evaluation, to resume from.
-    # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
-    config.tracker = ""
-    config.stall_seconds = 600  # Seconds without a step before the stacks are printed.
-    return apply_runlocal(config, arg)
+def make_task_config(task: str, data: Mapping[str, Field]) -> ConfigDict:
+    """Returns the configuration of a task, which has the fields `data` of its own."""
+    config = make_config(FIELDS | data)
+    config.program = "finetune"
+    config.task = task
+    return config
 
 
 def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:

@@ -14,142 +14,237 @@ Expected result: held-out perplexity 3.99 (the paper's table 6). Not run at full
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+
+from bert_jax.runtime.config_fields import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    POSITIVE,
+    Bounds,
+    Field,
+    make_config,
+)
+
+FROM_0_BELOW_1 = Bounds(0, 1, excludes_maximum=True)
+
+# Paths. They may change when a run is resumed: their contents are compared instead.
+PATHS = {
+    "corpus": Field("", "Directory written by tools/prepare_corpus.py, with rows of 128 tokens."),
+    "long_phase.corpus": Field("", "Directory of a corpus with longer rows."),
+    "init_from": Field(
+        "",
+        "Weights to start from: a workdir, a checkpoint, or a directory of Hugging Face or of "
+        "Google's release; missing parts are randomly initialized. Default: a random "
+        "initialization.",
+    ),
+    "distillation.teacher": Field(
+        "",
+        'The model that objective "distillation" learns from, in any form that `init_from` takes, '
+        "with the corpus's vocabulary.",
+    ),
+}
+
+# What is trained, and how. A run is resumed only with the same values.
+TRAINING = {
+    "seed": Field(0, "Of initial values, order of the rows, masking and dropout.", AT_LEAST_0),
+    "num_steps": Field(900_000, "Updates in the first phase; 0 skips it.", AT_LEAST_0),
+    "batch_size": Field(256, "Rows per update, over all devices.", AT_LEAST_1),
+    "objective": Field(
+        "masked_lm",
+        'A file in bert_jax/objectives, or the dotted name of your own module. "left_to_right": '
+        "causal attention, predicting the next token at every position; `masking` and "
+        '`max_predictions` then have no effect. "span_boundary": masked LM, and each token of a '
+        "span is also predicted from the two tokens around the span (SpanBERT).",
+    ),
+    "next_sentence": Field(True, "False: without next-sentence loss, its head and the pooler."),
+    "max_predictions": Field(
+        None,
+        "Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).",
+        kind=int,
+    ),
+    # A second phase, on longer rows. It has a warm-up and decay of its own if learning_rate or
+    # warmup_steps is given; otherwise there is one over both phases.
+    "long_phase.num_steps": Field(100_000, "Updates on longer rows; 0: none.", AT_LEAST_0),
+    "long_phase.batch_size": Field(256, "Longer rows per update, over all devices.", AT_LEAST_1),
+    "long_phase.max_predictions": Field(None, "None: 77 of 512 tokens.", kind=int),
+    "long_phase.learning_rate": Field(
+        None,
+        "Peak, for a warm-up and decay of its own. None: as in the first phase.",
+        POSITIVE,
+        kind=float,
+    ),
+    "long_phase.warmup_steps": Field(
+        None, "Steps of a warm-up of its own. None: 0, or without a learning_rate none.", kind=int
+    ),
+    "init_optimizer": Field(
+        False,
+        "Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.",
+    ),
+    # The architecture; vocab_size is the corpus's.
+    "model.architecture": Field(
+        "bert", "A file in bert_jax/model, or the dotted name of your own module."
+    ),
+    "model.size": Field("base", "Sets the next four. None: the size of `init_from`."),
+    "model.num_layers": Field(None, "None: set by `size`.", kind=int),
+    "model.hidden_size": Field(None, "None: set by `size`.", kind=int),
+    "model.num_heads": Field(None, "None: follows hidden_size.", kind=int),
+    "model.intermediate_size": Field(
+        None, "Units of the feed-forward layers; None: follows hidden_size.", kind=int
+    ),
+    "model.embedding_size": Field(
+        None, "Then widened (ALBERT, ELECTRA); None: hidden_size.", kind=int
+    ),
+    "model.shares_layers": Field(
+        None, "All layers share one set of parameters (ALBERT).", kind=bool
+    ),
+    "model.dropout_rate": Field(0.1, "Of hidden states."),
+    "model.attention_dropout_rate": Field(None, "None: dropout_rate.", kind=float),
+    "model.initializer_range": Field(0.02, "Standard deviation of the initial weights."),
+    "model.layer_norm_epsilon": Field(1e-12, "Added to the variance in LayerNorm."),
+    "model.max_position_embeddings": Field(512, "Tokens of the longest sequence."),
+    # Masking. How the tokens to predict are corrupted: the three fractions sum to 1.
+    "masking.rate": Field(0.15, "Fraction of the tokens to predict.", Bounds(0.001, 0.999)),
+    "masking.unit": Field("token", 'Or "whole_word", "span" (SpanBERT) or "ngram" (ALBERT).'),
+    "masking.repeat_after": Field(
+        0, "Epochs after which a row's masks repeat; 0 means never.", AT_LEAST_0
+    ),
+    "masking.mask_fraction": Field(0.8, "Fraction of them that is replaced by [MASK]."),
+    "masking.keep_fraction": Field(0.1, "Fraction that is predicted, but not changed."),
+    "masking.random_fraction": Field(0.1, "Fraction that is replaced by a random token."),
+    # Only objective "distillation" reads these; the defaults are DistilBERT's.
+    "distillation.temperature": Field(
+        2.0, "Divides the logits of both models for the soft targets.", AT_LEAST_1
+    ),
+    # Weights of the losses; 0: a loss is not computed.
+    "distillation.weights.soft": Field(
+        5.0, "Weight: the teacher's distribution at the masked positions.", AT_LEAST_0
+    ),
+    "distillation.weights.mlm": Field(2.0, "Weight: the masked tokens.", AT_LEAST_0),
+    "distillation.weights.cosine": Field(
+        1.0, "Weight: the direction of the last hidden states.", AT_LEAST_0
+    ),
+    "distillation.weights.attention": Field(
+        0.0, "Weight: attention scores before the softmax.", AT_LEAST_0
+    ),
+    "distillation.weights.hidden": Field(
+        0.0, "Weight: the outputs of all layers of the student.", AT_LEAST_0
+    ),
+    "distillation.weights.embeddings": Field(
+        0.0, "Weight: the input of the first layer.", AT_LEAST_0
+    ),
+    "distillation.layers": Field(
+        (),
+        "The teacher's layer, counted from 1, that each student layer is compared with in "
+        '"attention" and "hidden". Default: equally spaced, up to the teacher\'s last layer.',
+    ),
+    "distillation.init_layers": Field(
+        (),
+        "The teacher's layers, counted from 1, that initialize the student's layers, such as "
+        "1,3,5,8,10,12; also copies embeddings and masked-LM head. Default: random "
+        "initialization.",
+    ),
+    "optimizer": Field("bert_adam", 'Or "adamw" or "lamb".'),
+    "learning_rate": Field(1e-4, "Peak, after the warm-up.", POSITIVE),
+    "warmup_steps": Field(10_000, "Steps in which the learning rate rises from 0."),
+    "decay_from": Field("step_0", 'As in the released code; or "warmup_end", as in transformers.'),
+    "decay_power": Field(1.0, "Polynomial decay: 1 is linear, 0 constant.", AT_LEAST_0),
+    "weight_decay": Field(0.01, "Decoupled, as in AdamW; not of biases and LayerNorm.", AT_LEAST_0),
+    "clip_norm": Field(1.0, "Maximum norm of the gradient, over all parameters.", POSITIVE),
+    "beta1": Field(0.9, "Decay of Adam's mean of the gradients.", FROM_0_BELOW_1),
+    "beta2": Field(0.999, "Decay of Adam's mean of the squared gradients.", FROM_0_BELOW_1),
+    "epsilon": Field(1e-6, "Added to Adam's denominator.", POSITIVE),
+}
+
+# How it runs. These may change when a run is resumed: they change nothing but speed, rounding
+# (`model.dtype` the most), and when is evaluated and saved.
+RUNNING = {
+    # Fields of bert_jax.model.execution.Execution.
+    "model.dtype": Field("bfloat16", "Of the computation; or float32."),
+    "model.kernels": Field("auto", '"auto": layers run in kernels on a TPU; "plain": never.'),
+    "model.scan_layers": Field(
+        None,
+        "True: compile one layer and loop over it; False: all layers. Default: all layers on a "
+        "CPU.",
+        kind=bool,
+    ),
+    "model.remat": Field(
+        "none", "Recompute in the backward pass: none, dots (all but products) or full."
+    ),
+    "mesh.data": Field(-1, "Devices along this axis of the mesh; -1: all remaining ones."),
+    "mesh.fsdp": Field(1, "Devices along this axis; -1: all remaining ones."),
+    "mesh.tensor": Field(1, "Devices along this axis; -1: all remaining ones."),
+    "shard_weight_update": Field(
+        False, "Also shard parameters, optimizer state and weight update over `data` (ZeRO-1)."
+    ),
+    "overlap_collectives": Field(
+        False, "With shard_weight_update: communicate in each layer, overlapped with computation."
+    ),
+    "per_device_batch_size": Field(
+        0, "Rows per device and microbatch, with gradient accumulation; 0: one batch.", AT_LEAST_0
+    ),
+    "long_phase.per_device_batch_size": Field(
+        None, "None: as in the first phase.", AT_LEAST_0, kind=int
+    ),
+    "log_every": Field(100, "Steps between training losses in metrics.jsonl.", AT_LEAST_1),
+    "eval_every": Field(
+        10_000, "Steps between evaluations on held-out rows; 0: only at the end.", AT_LEAST_0
+    ),
+    "eval_batch_size": Field(256, "Held-out rows per batch, over all devices.", AT_LEAST_1),
+    "max_eval_batches": Field(0, "Batches per evaluation; 0: all held-out rows.", AT_LEAST_0),
+    "checkpoint_every": Field(5_000, "Steps between checkpoints.", AT_LEAST_1),
+    "keep_checkpoints": Field(3, "Keeps the last N checkpoints.", AT_LEAST_1),
+    "keep_every": Field(0, "Also keeps a checkpoint every N steps; 0 means none.", AT_LEAST_0),
+    "checksums": Field(
+        True,
+        "Writes a checksum of each file of a checkpoint, and verifies them on resuming. False "
+        "saves reading terabytes once more.",
+    ),
+    "profile_steps": Field(0, "Steps whose trace is written to the workdir, from the third."),
+    "tracker": Field(
+        "",
+        'Also send metrics to "wandb", "mlflow" or "trackio" (pip install \'bert_jax[trackers]\').',
+    ),
+    "stall_seconds": Field(
+        600, "Seconds without a step before the stacks of all threads are printed.", AT_LEAST_1
+    ),
+}
+
+# The fields of every pre-training configuration.
+FIELDS = PATHS | TRAINING | RUNNING
+
+# Fields that only some configurations have.
+OPTIONAL = {
+    "program": Field("pretrain", "python -m bert_jax.pretrain reads this configuration."),
+    "model.family": Field("bert", "How other libraries store the model, such as electra."),
+    "model.activation": Field("gelu", "Of feed-forward layers and the masked-LM head."),
+    "model.type_vocab_size": Field(2, "Segments; 0: none."),
+    "model.position_offset": Field(0, "Rows of the position table before the first token's."),
+    "model.pooler_activation": Field("tanh", "Of the dense layer below a classifier."),
+}
+# Of objective "replaced_tokens" (ELECTRA).
+GENERATOR = {
+    "generator.hidden_fraction": Field(
+        0.25, "Hidden size, heads and feed-forward size, relative to the discriminator."
+    ),
+    "generator.num_layers": Field(None, "None: as many as the discriminator.", kind=int),
+    "generator.ties_embeddings": Field(
+        True, "Shares the discriminator's embeddings; False: the generator has its own."
+    ),
+    "generator.discriminator_weight": Field(
+        50.0, "Of the discriminator's loss; the generator's has 1.", AT_LEAST_0
+    ),
+}
+
+# Every known field, in whichever configuration.
+KNOWN = FIELDS | OPTIONAL | GENERATOR
+
+# Those that may differ when a run is resumed.
+MAY_CHANGE = PATHS.keys() | RUNNING.keys()
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = ConfigDict()
-    config.program = "pretrain"  # python -m bert_jax.pretrain reads it.
-    config.seed = 0  # Of the initial values, the order of the rows, masking and dropout.
-
-    config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.
-    config.num_steps = 900_000  # Updates in the first phase; 0 skips it.
-    config.batch_size = 256  # Rows per update, over all devices.
-    # A file in bert_jax/objectives, or the dotted name of your own module. "left_to_right":
-    # causal attention, predicting the next token at every position; `masking` and
-    # `max_predictions` then have no effect. "span_boundary": masked LM, and each token of a span is
-    # also predicted from the two tokens around the span (SpanBERT).
-    config.objective = "masked_lm"
-    config.next_sentence = True  # False: without next-sentence loss, its head and the pooler.
-    # Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).
-    config.max_predictions = placeholder(int)
-
-    # A second phase on longer rows.
-    config.long_phase = ConfigDict()
-    config.long_phase.corpus = ""  # Directory of a corpus with longer rows.
-    config.long_phase.num_steps = 100_000  # Updates in this phase; 0 skips it.
-    config.long_phase.batch_size = 256  # Rows per update, over all devices.
-    config.long_phase.max_predictions = placeholder(int)  # None: 77 of 512 tokens.
-    # Both None: one warm-up and decay over both phases. Otherwise each phase has its own.
-    config.long_phase.learning_rate = placeholder(float)  # None: as in the first phase.
-    config.long_phase.warmup_steps = placeholder(int)  # None: 0.
-    config.long_phase.per_device_batch_size = placeholder(int)  # None: as in the first phase.
-
-    # Weights to start from: a workdir, a checkpoint, or a directory of Hugging Face or of Google's
-    # release; missing parts are randomly initialized. Default: a random initialization.
-    config.init_from = ""
-    # Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.
-    config.init_optimizer = False
-
-    config.model = model_config()
-    config.masking = ConfigDict()
-    config.masking.rate = 0.15  # Fraction of the tokens to predict.
-    config.masking.unit = "token"  # Or "whole_word", "span" (SpanBERT) or "ngram" (ALBERT).
-    config.masking.repeat_after = 0  # Epochs after which a row's masks repeat; 0 means never.
-    # How the tokens to predict are corrupted; the three fractions sum to 1.
-    config.masking.mask_fraction = 0.8  # Replaced by [MASK].
-    config.masking.keep_fraction = 0.1  # Predicted, but not changed.
-    config.masking.random_fraction = 0.1  # Replaced by a random token.
-
-    config.distillation = distillation_config()  # Only objective "distillation" reads it.
-
-    config.optimizer = "bert_adam"  # Or "adamw" or "lamb".
-    config.learning_rate = 1e-4  # Peak, after the warm-up.
-    config.warmup_steps = 10_000  # Steps in which the learning rate rises from 0.
-    config.decay_from = "step_0"  # As in the released code; or "warmup_end", as in transformers.
-    config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
-    config.weight_decay = 0.01  # Decoupled, as in AdamW; not of biases and LayerNorm.
-    config.clip_norm = 1.0  # Maximum norm of the gradient, over all parameters.
-    config.beta1 = 0.9  # Decay of Adam's mean of the gradients.
-    config.beta2 = 0.999  # Decay of Adam's mean of the squared gradients.
-    config.epsilon = 1e-6  # Added to Adam's denominator.
-
-    # Devices along each axis of the mesh; -1 means all remaining devices.
-    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
-    # Also shard parameters, optimizer state and weight update over `data` (ZeRO-1).
-    config.shard_weight_update = False
-    # With shard_weight_update: communicate in each layer, overlapped with computation.
-    config.overlap_collectives = False
-    # Rows per device and microbatch, with gradient accumulation; 0 means a single microbatch.
-    config.per_device_batch_size = 0
-
-    config.log_every = 100  # Steps between lines with the training loss in metrics.jsonl.
-    config.eval_every = 10_000  # Steps between evaluations on held-out rows; 0: only at the end.
-    config.eval_batch_size = 256  # Held-out rows per batch, over all devices.
-    config.max_eval_batches = 0  # Batches per evaluation; 0 means all held-out rows.
-    config.checkpoint_every = 5_000  # Steps between checkpoints.
-    config.keep_checkpoints = 3  # Keeps the last N checkpoints.
-    config.keep_every = 0  # Also keeps a checkpoint every N steps; 0 means none.
-    # Writes a checksum of each file of a checkpoint, and verifies them on resuming. False saves
-    # reading terabytes once more.
-    config.checksums = True
-    config.profile_steps = 0  # Steps whose trace is written to the workdir, from the third.
-    # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
-    config.tracker = ""
-    # Seconds without a step before the stacks of all threads are printed.
-    config.stall_seconds = 600
-
+    config = make_config(FIELDS)
+    config.program = "pretrain"
     return apply_runlocal(config, arg)
-
-
-def model_config() -> ConfigDict:
-    """Returns the fields of the architecture (vocab_size is the corpus's), and how it runs."""
-    model = ConfigDict()
-    # A file in bert_jax/model, or the dotted name of your own module.
-    model.architecture = "bert"
-    model.size = "base"  # None: the size of `init_from`.
-    # Set by `size` unless given; the number of heads and the feed-forward size follow hidden_size.
-    for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
-        model[name] = placeholder(int)  # None: set by `size`.
-    model.embedding_size = placeholder(int)  # Then widened (ALBERT, ELECTRA); None: hidden_size.
-    model.shares_layers = placeholder(bool)  # All layers share one set of parameters (ALBERT).
-    model.dropout_rate = 0.1  # Of hidden states.
-    model.attention_dropout_rate = placeholder(float)  # None: dropout_rate.
-    model.initializer_range = 0.02  # Standard deviation of the initial weights.
-    model.layer_norm_epsilon = 1e-12  # Added to the variance in LayerNorm.
-    model.max_position_embeddings = 512  # Tokens of the longest sequence.
-    # How the model runs, which changes only speed and rounding: fields of
-    # bert_jax.model.execution.Execution.
-    model.dtype = "bfloat16"
-    # "auto": layers run in kernels on a TPU; "plain": never.
-    model.kernels = "auto"
-    # True: compile one layer and loop over it; False: all layers. Default: all layers on a CPU.
-    model.scan_layers = placeholder(bool)
-    model.remat = "none"  # Recompute in the backward pass: none, dots (all but products) or full.
-    return model
-
-
-def distillation_config() -> ConfigDict:
-    """Returns the fields of objective "distillation"; the defaults are DistilBERT's."""
-    distillation = ConfigDict()
-    # The model to learn from, in any form that `init_from` takes, with the corpus's vocabulary.
-    distillation.teacher = ""
-    distillation.temperature = 2.0  # Divides the logits of both models for the soft targets.
-    # Weights of the losses; 0: a loss is not computed.
-    distillation.weights = ConfigDict()
-    distillation.weights.soft = 5.0  # The teacher's distribution at the masked positions.
-    distillation.weights.mlm = 2.0  # The masked tokens.
-    distillation.weights.cosine = 1.0  # The direction of the last hidden states.
-    distillation.weights.attention = 0.0  # Attention scores before the softmax.
-    distillation.weights.hidden = 0.0  # The outputs of all layers of the student.
-    distillation.weights.embeddings = 0.0  # The input of the first layer.
-    # The teacher's layer, counted from 1, that each student layer is compared with in "attention"
-    # and "hidden". Default: equally spaced, up to the teacher's last layer.
-    distillation.layers = ()
-    # The teacher's layers, counted from 1, that initialize the student's layers, such as
-    # 1,3,5,8,10,12; also copies embeddings and masked-LM head. Default: random initialization.
-    distillation.init_layers = ()
-    return distillation
 
 
 def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:

@@ -22,9 +22,9 @@ discriminator's, to fine-tune; its generator is written by tools/convert_checkpo
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.runtime.config_fields import make_config
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -37,7 +37,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.objective = "replaced_tokens"
     config.next_sentence = False
-    config.generator = generator_config()
+    config.generator = make_config(bert_base.GENERATOR).generator
     config.masking.mask_fraction = 0.85
     config.masking.keep_fraction = 0.15
     config.masking.random_fraction = 0.0
@@ -49,15 +49,3 @@ def get_config(arg: str = "") -> ConfigDict:
     config.learning_rate = 5e-4
     config.warmup_steps = 10_000
     return bert_base.apply_runlocal(config, arg)
-
-
-def generator_config() -> ConfigDict:
-    """Returns the fields of `bert_jax.objectives.replaced_tokens.GeneratorSettings`."""
-    generator = ConfigDict()
-    # Hidden size, heads and feed-forward size of the generator, relative to the discriminator.
-    generator.hidden_fraction = 0.25
-    generator.num_layers = placeholder(int)  # None: as many as the discriminator.
-    # Shares the discriminator's embeddings; False: the generator has its own.
-    generator.ties_embeddings = True
-    generator.discriminator_weight = 50.0  # Of the discriminator's loss; the generator has 1.
-    return generator

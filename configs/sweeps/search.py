@@ -16,28 +16,34 @@ NAME is as in `paper.py:NAME`. For other fields or ranges, copy this file.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.sweeps.paper import finetuning, path_of
+from bert_jax.configs.sweeps import paper
+from bert_jax.runtime.config_fields import AT_LEAST_1, Field, make_config
+
+SEARCH = {
+    "search": Field(
+        {},
+        'The distribution of each field: ("uniform", LOW, HIGH), ("log_uniform", LOW, HIGH), '
+        '("integer", LOW, HIGH) or ("choice", VALUE, ...). A field of `base.model` is nested here.',
+    ),
+    "num_trials": Field(32, "Number of configurations in total.", AT_LEAST_1),
+    "trials_per_round": Field(
+        16, "Configurations proposed at once, which train as stacks.", AT_LEAST_1
+    ),
+    "halving": Field(
+        (),
+        "Numbers of epochs, such as 1 and 3: all configurations of a round get the first; the best "
+        "third of them (3 / 1 = 3) then get the second. Empty: all get `base.num_epochs`.",
+    ),
+}
 
 
 def get_config(arg: str = "text_classification") -> ConfigDict:
-    config = ConfigDict()
+    config = make_config(paper.FIELDS | SEARCH)
     config.program = "sweep"  # python -m bert_jax.sweep reads it.
-    config.base = finetuning(arg)  # All of its fields are set as --config.base.FIELD=VALUE.
-    config.base_config = path_of(arg)  # For the command of the best trial, in the report.
-
-    # The distribution of each field: ("uniform", LOW, HIGH), ("log_uniform", LOW, HIGH),
-    # ("integer", LOW, HIGH) or ("choice", VALUE, ...). A field of `base.model` is nested here.
-    config.search = ConfigDict()
+    config.base = paper.finetuning(arg)
+    config.base_config = paper.path_of(arg)
     config.search.learning_rate = ("log_uniform", 1e-5, 1e-4)
     config.search.warmup_fraction = ("uniform", 0.0, 0.2)
     config.search.batch_size = ("choice", 16, 32)
-    config.num_trials = 32  # Number of configurations in total.
-    config.trials_per_round = 16  # Configurations proposed at once, which train as stacks.
-    # Numbers of epochs: all configurations of a round get the first; the best third of them
-    # (3 / 1 = 3) then get the second. Empty: all get `base.num_epochs`.
     config.halving = (1.0, 3.0)
-    # Trials per configuration, with seeds starting at `base.seed`; their median is the score.
-    config.num_seeds = 1
-    config.max_stacked_trials = 0  # As in paper.py.
-    config.keep_trials = 0  # As in paper.py.
     return config.lock()

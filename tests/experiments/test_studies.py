@@ -21,10 +21,10 @@ from absl import flags
 from ml_collections import ConfigDict
 from study_report import Seeds
 
-from bert_jax.finetuning import finetune_setup
+from bert_jax.finetuning import finetune_fields
 from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
-from bert_jax.sweeps.settings import check_sweep
+from bert_jax.sweeps.settings import check_sweep, known_fields
 from bert_jax.training.pretrain_setup import check_numbers, model_config
 from experiments import story_endings
 from tests.helpers.commands import ROOT
@@ -55,7 +55,7 @@ def load(set_flag):
 def resolve(command: list[str]) -> ConfigDict:
     """Returns the configuration of a command, as the program would parse its flags."""
     values, argv = flags.FlagValues(), [word for word in command if word != "-m"]
-    holder = define_config("", values, argv)
+    holder = define_config("", known_fields, values, argv)
     flags.DEFINE_string("workdir", "", "", flag_values=values)
     values(argv)
     return holder.value
@@ -78,7 +78,7 @@ def test_runs_are_distinct_and_their_settings_resolve(name, scale, load):
             config = resolve(command)
             check_sweep(config)
             points = make_configurations(config, grid_overrides(config), ROOT)
-            finetune_setup.check_numbers(points[0].trials[0].config)
+            finetune_fields.check_numbers(points[0].trials[0].config)
             assert len(points) == 1 or scale == "pod"
 
 

@@ -15,6 +15,7 @@ from bert_jax.runtime.command_line import (
     parse_flags,
     restart_with_huge_pages,
 )
+from bert_jax.sweeps.settings import known_fields
 from tests.helpers.commands import ROOT
 
 
@@ -50,7 +51,7 @@ def test_unknown_field_is_named_with_the_known_ones(argument, message, monkeypat
 
 def read_config(path: str, *arguments: str):
     values, arguments = flags.FlagValues(), [f"--config={path}", *arguments]
-    define_config("", values, arguments)
+    define_config("", known_fields, values, arguments)
     parse_flags(["program", *arguments], values)
     return values.config
 

@@ -1,106 +1,119 @@
-"""Every field of our configurations has a comment, which `--help` shows."""
-
-import copy
+"""The table of fields: it builds the configuration, and says what each field means and may be."""
 
 import pytest
 from absl import app, flags
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
-from bert_jax.runtime.command_line import define_config, parse_flags, print_config_fields
-from bert_jax.runtime.config_fields import describe_fields, format_fields
+from bert_jax.runtime.command_line import define_config, parse_flags
+from bert_jax.runtime.config_fields import (
+    AT_LEAST_1,
+    Bounds,
+    Field,
+    check_numbers,
+    check_required,
+    flatten,
+    format_fields,
+    make_config,
+)
+from bert_jax.sweeps.settings import known_fields
 from tests.helpers.commands import ROOT
 
 CONFIGS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("configs/*/[!_]*.py"))
+CONFIGS.remove("configs/finetune/recipes.py")  # No configuration.
+
+FIELDS = {
+    "corpus": Field("", "A directory."),
+    "batch_size": Field(32, "Rows per update.", AT_LEAST_1),
+    "phase": Field({}, "A second phase."),
+    "phase.steps": Field(None, "Default: none.", Bounds(0, 9), kind=int),
+    "layers": Field((), "Their numbers."),
+}
 
 
-def read_fields(path: str) -> list:
-    """Returns the fields of a config file, found as the command line finds it."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.runtime.command_line.format_fields", found.append)
-        print_config_fields(["program", f"--config={path}"])
-    return found[0]
+def read_config(path: str) -> ConfigDict:
+    values, argv = flags.FlagValues(), ["program", f"--config={path}"]
+    define_config("", known_fields, values, argv)
+    parse_flags(argv, values)
+    return values.config
 
 
 @pytest.mark.parametrize("path", CONFIGS)
-def test_every_field_has_a_comment(path):
+def test_every_field_has_a_meaning(path):
     """Except the values of a grid or a search, which have the names of fields of `base`."""
-    fields = [field for field in read_fields(path) if not field.is_group]
-    assert len(fields) > 30
-    missing = [field.name for field in fields if not field.comment]
+    config = read_config(path)
+    names, known = flatten(config), known_fields(config)
+    assert len(names) > 30
+    missing = [name for name in names if name not in known or not known[name].meaning]
+    missing.remove("program") if "sweeps" in path else None
     assert [name for name in missing if not name.startswith(("grid.", "search."))] == []
 
 
-def first_config() -> ConfigDict:
-    config = ConfigDict()
-    # Above,
-    # on two lines.
-    config.above = "#no comment"
-    config.after = 1  # After.
-    config.bare = 2
-    config.group = ConfigDict()  # A group.
-    config.group.inner = placeholder(int)  # Of the group, None: default.
-
-    # Not directly above.
-
-    config.both = (1, 2)  # Both, after.
-    config.mesh = ConfigDict({"data": -1})  # In a dict.
-    return config
-
-
-def second_config() -> ConfigDict:
-    config = first_config()
-    config.group = ConfigDict()
-    config.group.inner = 3
-    config.after = 4  # A higher value.
-    return config
-
-
-def test_comments_belong_to_the_field_and_to_later_values():
-    fields = {field.name: (field.value, field.comment) for field in describe_fields(second_config)}
-    assert fields.pop("group")[1] == "A group."
-    assert fields.pop("mesh")[1] == "In a dict."
-    assert fields == {
-        "above": ("#no comment", "Above, on two lines."),
-        "after": (4, "After. A higher value."),
-        "bare": (2, ""),
-        "group.inner": (3, ""),  # Another group, without the comments of the first.
-        "both": ((1, 2), "Both, after."),
-        "mesh.data": (-1, "In a dict."),
+def test_configurations_of_a_table_share_no_values():
+    one, other = make_config(FIELDS), make_config(FIELDS)
+    assert one.to_dict() == {
+        "corpus": "",
+        "batch_size": 32,
+        "phase": {"steps": None},
+        "layers": (),
     }
-    assert list(fields) == ["above", "after", "bare", "group.inner", "both", "mesh.data"]
-    assert ConfigDict.__setitem__.__name__ == "__setitem__"  # No longer recorded.
+    one.phase.steps = 3
+    one.phase.unlock().new = 1
+    assert other.phase.to_dict() == {"steps": None} and FIELDS["phase"].default == {}
+    with pytest.raises(TypeError):
+        other.phase.steps = "many"
 
 
-def test_removed_and_copied_fields_are_listed_as_they_are():
-    def get_config():
-        config = copy.deepcopy(first_config())
-        del config.above
-        config.new = 1  # New.
-        return config
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        (["corpus"], r"^config\.corpus is missing: start from get_config\(\) of a\.py, and"),
+        (["phase"], r"^config\.phase is missing"),
+        (["phase.steps", "layers"], r"^config\.phase\.steps, config\.layers are missing"),
+        (["corpus", "batch_size", "phase", "layers"], r"config\.phase and 1 others are missing"),
+    ],
+)
+def test_missing_fields_are_named_with_the_file_that_has_them(removed, message):
+    config = make_config(FIELDS)
+    check_required(config, FIELDS, "a.py")
+    for name in removed:
+        group, _, field = name.rpartition(".")
+        del (config[group] if group else config)[field]
+    with pytest.raises(ValueError, match=message):
+        check_required(config, FIELDS, "a.py")
 
-    fields = {field.name: field.comment for field in describe_fields(get_config)}
-    assert "above" not in fields and fields["new"] == "New." and "group.inner" in fields
+
+def test_numbers_are_checked_where_they_are_given():
+    config = make_config(FIELDS)
+    check_numbers(config, FIELDS)
+    check_numbers(config, FIELDS | {"absent": Field(1, "", AT_LEAST_1)})
+    config.phase.steps = 10
+    with pytest.raises(ValueError, match=r"^config\.phase\.steps=10: expected at least 0 and"):
+        check_numbers(config, FIELDS)
 
 
-def test_fields_are_shown_with_their_defaults():
-    lines = format_fields(describe_fields(first_config)).splitlines()
-    assert lines[:4] == [
-        "  --config.above: Above, on two lines.",
-        "    (default: '#no comment')",
-        "  --config.after: After.",
-        "    (default: 1)",
+def test_fields_are_shown_with_their_meaning_values_and_bounds():
+    config = make_config(FIELDS)
+    config.own = 3
+    assert format_fields(config, FIELDS).splitlines() == [
+        "  --config.corpus: A directory.",
+        "    (default: '')",
+        "  --config.batch_size: Rows per update.",
+        "    (default: 32; at least 1)",
+        "  config.phase: A second phase.",
+        "  --config.phase.steps: Default: none.",
+        "    (default: None; int; at least 0 and at most 9)",
+        "  --config.layers: Their numbers.",
+        "    (default: ())",
+        "  --config.own",
+        "    (default: 3)",
     ]
-    assert "  config.group: A group." in lines and "    (default: None; int)" in lines
-    assert lines[-3:] == ["  config.mesh: In a dict.", "  --config.mesh.data", "    (default: -1)"]
 
 
 def ask_for_help(*arguments: str):
     """Parses flags as a program does that defines --config; returns its exit code or message."""
     values = flags.FlagValues()
     flags.DEFINE_flag(app.HelpFlag(), values)
-    define_config("", values, [*arguments])
+    define_config("", known_fields, values, [*arguments])
     with pytest.raises(SystemExit) as exited:
         parse_flags(["program", *arguments], values)
     return exited.value.code
@@ -115,6 +128,21 @@ def test_help_with_a_config_lists_its_fields(arguments, capsys):
     assert (
         "--config.data.null_answers: Questions may have no answer.\n    (default: True)" in output
     )
+
+
+def test_help_explains_the_fields_of_an_own_configuration(tmp_path, capsys):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from bert_jax.configs.finetune import text_classification\n"
+        "from bert_jax.runtime.config_fields import Field\n"
+        'FIELDS = {"data.corpus": Field("", "A directory of my own.")}\n'
+        "def get_config():\n"
+        '    return text_classification.make_task_config("my.task", FIELDS)\n'
+    )
+    assert ask_for_help(f"--config={path}", "--help") == 0
+    output = capsys.readouterr().out
+    assert "  --config.data.corpus: A directory of my own.\n    (default: '')" in output
+    assert "  --config.learning_rate: Peak, after the warm-up.\n" in output
 
 
 def test_help_with_a_missing_config_names_it():

@@ -10,6 +10,7 @@ from bert_jax.configs.sweeps import paper
 from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.commands import finetune_command, flag_text
 from bert_jax.sweeps.configurations import flatten, override
+from bert_jax.sweeps.settings import known_fields
 
 VALUES = {
     "nothing": {},
@@ -36,7 +37,7 @@ def test_command_has_the_configuration_of_the_trial(case, arg):
     assert words[:3] == ["python", "-m", "bert_jax.finetune"]
     assert words[4] == "--workdir=runs/best of all"
     values, argv = flags.FlagValues(), ["finetune", words[3], *words[5:]]
-    define_config("", values, argv)
+    define_config("", known_fields, values, argv)
     values(argv)
     assert repr(sorted(flatten(values.config).items())) == repr(sorted(flatten(trial).items()))
 

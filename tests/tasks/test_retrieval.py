@@ -10,6 +10,7 @@ from bert_jax import finetune
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import retrieval as config_file
+from bert_jax.finetuning.finetune_fields import check_numbers
 from bert_jax.model import heads
 from bert_jax.tasks import retrieval
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -529,7 +530,9 @@ def test_bad_config_is_named(tmp_path, tokenizer):
     with pytest.raises(
         ValueError, match=r"config\.similarity\.temperature=0\.0: expected more than 0"
     ):
-        make_task(tmp_path, tokenizer, similarity__temperature=0.0)
+        config = config_file.get_config()
+        config.similarity.temperature = 0.0
+        check_numbers(config)
     with pytest.raises(ValueError, match="after the colon"):
         config_file.get_config("bi_encoder,runlocl")
 

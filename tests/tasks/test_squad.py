@@ -15,6 +15,7 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import squad as squad_config
 from bert_jax.finetune import train_and_evaluate
+from bert_jax.finetuning.finetune_fields import check_numbers
 from bert_jax.model.heads import make_model
 from bert_jax.predict import predict
 from bert_jax.tasks.squad import get_task, read_questions
@@ -406,6 +407,7 @@ def test_impossible_lengths_raise_a_clear_error(tokenizer, tmp_path, field, valu
     config = make_config("v1", train=write_squad(tmp_path / "data.json", [entry(1, "king")]))
     config.max_seq_length, config.data[field] = 32, value
     with pytest.raises(ValueError, match=message):
+        check_numbers(config)
         get_task(config, tokenizer)
 
 

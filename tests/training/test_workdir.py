@@ -8,7 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from ml_collections import ConfigDict
 
+from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.pretrain import bert_base
+from bert_jax.finetuning import finetune_fields
+from bert_jax.runtime.config_fields import flatten
 from bert_jax.training.workdir import check_settings, claim_workdir, how_to_train_further
 from tests.helpers import commands
 
@@ -24,9 +29,9 @@ signal.pause()
 def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
     (tmp_path / "result.json").write_text('{"diverged": 3}')
     (tmp_path / "config.json").write_text('{"num_steps": 10, "log_every": 1}')
-    check_settings(tmp_path, {"num_steps": 10, "log_every": 2})
+    check_settings(tmp_path, {"num_steps": 10, "log_every": 2}, {"log_every"})
     with pytest.raises(ValueError, match=r"num_steps: 10 in .*, 20 now") as raised:
-        check_settings(tmp_path, {"num_steps": 20, "log_every": 2})
+        check_settings(tmp_path, {"num_steps": 20, "log_every": 2}, {"log_every"})
     advice = f"start another one, in another workdir, with config.init_from={tmp_path}. "
     assert advice in str(raised.value)
     pretraining = {"num_steps": 20, "init_optimizer": False, "corpus": "corpus/128", "seed": 3}
@@ -65,7 +70,7 @@ def test_run_with_other_data_is_told_which_and_not_that_it_cannot_be_extended(
     (tmp_path / "result.json").write_text('{"diverged": 3}')
     (tmp_path / "config.json").write_text(json.dumps({"num_epochs": 3, **saved}))
     with pytest.raises(ValueError, match=message) as raised:
-        check_settings(tmp_path, {"num_epochs": 3, **now})
+        check_settings(tmp_path, {"num_epochs": 3, **now}, {"data.dev", "init_from", "corpus"})
     assert "cannot be extended" not in str(raised.value)
     assert "lists the fields that may change" in str(raised.value)
 
@@ -78,6 +83,34 @@ def test_command_to_train_further_can_be_pasted_whatever_the_paths(tmp_path):
     assert f"--config.init_from={workdir}" in words and f"--config.corpus={corpus}" in words
     advice = how_to_train_further(workdir, {"num_steps": 1})
     assert f"config.init_from={shlex.quote(str(workdir))}" in advice
+
+
+@pytest.mark.parametrize(
+    ("config", "may_change"),
+    [
+        (bert_base.get_config(), bert_base.MAY_CHANGE),
+        (text_classification.get_config(), finetune_fields.MAY_CHANGE),
+    ],
+    ids=["pre-training", "fine-tuning"],
+)
+def test_a_run_is_resumed_with_another_value_only_of_a_field_that_may_change(
+    config, may_change, tmp_path
+):
+    (tmp_path / "result.json").write_text('{"diverged": 3}')
+    (tmp_path / "config.json").write_text(config.to_json())
+    settings = flatten(ConfigDict(json.loads(config.to_json())))  # Lists for tuples.
+    changed = {name: "another" for name in may_change & settings.keys()}
+    check_settings(tmp_path, settings | changed, may_change)
+    for name in ("seed", "learning_rate", "batch_size", "model.dropout_rate", "optimizer"):
+        with pytest.raises(ValueError, match=rf"  {name}: .*, 'another' now"):
+            check_settings(tmp_path, settings | {name: "another"}, may_change)
+
+
+def test_settings_of_an_earlier_version_that_decide_nothing_are_ignored(tmp_path):
+    (tmp_path / "result.json").write_text('{"diverged": 3}')
+    old = {"num_steps": 10, "topology": "v4:2x2x1", "languages": ["en"]}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    check_settings(tmp_path, {"num_steps": 10, "trained_length": 64})
 
 
 def test_a_field_that_an_old_run_lacks_must_not_be_set(tmp_path):

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import RowShape
-from bert_jax.finetuning.finetune_setup import check_numbers
+from bert_jax.finetuning.finetune_fields import check_numbers
 from bert_jax.finetuning.hyperparameters import finetune_optimizer, make_hyperparameters
 from bert_jax.finetuning.stack_steps import build_stack_steps
 from bert_jax.model import heads
