@@ -26,7 +26,7 @@ TO_PREDICT = (
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """What a run trains on: the same for runs that differ only in `TRAINING_FIELDS`.
+    """What a run trains on: the same for runs that differ only in `KEEPING_EXAMPLES`.
 
     Attributes:
       task: its examples, and its head with the weights of the classes.
