@@ -37,6 +37,7 @@ NO_FIELDS = (
     # Written only to the checkpoint in `best`.
     "has_training_state",
     "score",
+    "scores",
     "step",
     "tuned_head_settings",
 )

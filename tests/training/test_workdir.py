@@ -106,9 +106,10 @@ def test_a_run_is_resumed_with_another_value_only_of_a_field_that_may_change(
             check_settings(tmp_path, settings | {name: "another"}, may_change)
 
 
-def test_settings_of_an_earlier_version_that_decide_nothing_are_ignored(tmp_path):
+def test_settings_that_are_no_fields_are_ignored(tmp_path):
     (tmp_path / "result.json").write_text('{"diverged": 3}')
-    old = {"num_steps": 10, "topology": "v4:2x2x1", "languages": ["en"]}
+    old = {"num_steps": 10, "topology": "v4:2x2x1", "stacked_trials": 2, "languages": ["en"]}
+    old |= {"step": 4, "score": 0.5, "scores": {"f1": 0.5}, "tuned_head_settings": {"x": 1}}
     (tmp_path / "config.json").write_text(json.dumps(old))
     check_settings(tmp_path, {"num_steps": 10, "trained_length": 64})
 
