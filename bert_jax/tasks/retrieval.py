@@ -409,7 +409,7 @@ PREDICT_OPTIONS = {"text": "text", "id": "", "header_lines": 1, "passages": "", 
 
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]):
     """Returns the predictor of a bi-encoder, for passages or queries, or of a cross-encoder."""
-    if trained.settings["task"] != "embedding":
+    if heads.find_head(trained.settings).predicts != "vector":
         if given:
             raise ValueError(f"--{min(given)}: a cross-encoder ranks the passages of each query")
         return RerankPredictor(trained)
