@@ -9,6 +9,7 @@ of a block takes 50 ms longer, as on a bucket. The targets are 3 and 1. Without 
 synthetic ones with Zipf-distributed ids, which compress about as well as text.
 """
 
+import hashlib
 import os
 import tempfile
 import time
@@ -40,18 +41,19 @@ def write_synthetic_corpus(directory: str, length: int) -> None:
     with writing.open_scratch(directory, []) as scratch:
         names = [f"train-{n:05d}-of-{NUM_SHARDS:05d}.array_record" for n in range(NUM_SHARDS)]
         shards = [writing.write_shard(scratch / name, rows, 256) for name in names]
-        (scratch / tokenizer.filename).write_bytes(tokenizer.content)
+        files = tokenizer.files()
+        for name, content in files.items():
+            (scratch / name).write_bytes(content)
         manifest = {
             "format_version": FORMAT_VERSION,
             "splits": {"train": {"rows": NUM_SHARDS * SHARD_ROWS, "shards": shards}},
             "config": {"max_seq_length": length, "max_sequences": 8, "block_rows": 256},
             "vocabulary": {
-                "filename": tokenizer.filename,
-                "sha256": tokenizer.sha256,
+                "files": {name: hashlib.sha256(each).hexdigest() for name, each in files.items()},
                 "size": tokenizer.vocab_size,
             },
         }
-        writing.publish(scratch, directory, [*names, tokenizer.filename], manifest)
+        writing.publish(scratch, directory, [*names, *files], manifest)
 
 
 class SlowRows(Rows):

@@ -69,9 +69,8 @@ def describe(manifest: dict, samples: dict) -> str:
     lines += [f"- `{source['path']}`, {source['bytes']:,} bytes" for source in inputs[:MAX_INPUTS]]
     if len(inputs) > MAX_INPUTS:
         lines.append(f"- and {len(inputs) - MAX_INPUTS} more, in `{MANIFEST}`")
-    vocabulary = manifest["vocabulary"]
     settings = ", ".join(f"`{n}={v}`" for n, v in config.items() if n != "inputs" and v != "")
-    lines += ["", f"Vocabulary: `{vocabulary['filename']}`, {vocabulary['size']:,} pieces."]
+    lines += ["", f"Vocabulary: {manifest['vocabulary']['size']:,} pieces."]
     lines += [f"Settings: {settings}.", "", "## Counts", ""]
     names = ("documents", "sentences", "text_tokens", "pairs", "rows", "tokens", "special_tokens")
     names = (*names, "copied_tokens", "mean_pair_length", "fill")

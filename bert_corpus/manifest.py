@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import hashlib
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -83,8 +84,10 @@ def make_manifest(
             "inputs": [{"path": source.path, "bytes": source.size} for source in sources],
         },
         "vocabulary": {
-            "filename": tokenizer.filename,
-            "sha256": tokenizer.sha256,
+            "files": {
+                name: hashlib.sha256(content).hexdigest()
+                for name, content in tokenizer.files().items()
+            },
             "size": tokenizer.vocab_size,
         },
     }

@@ -37,13 +37,13 @@ class Plan:
         pairs of a tokenizer without segments, or one that adds no special tokens."""
         if tokenizer.layout.is_bare:
             raise ValueError(
-                f"{tokenizer.filename} adds no special tokens around texts, but rows need them: "
-                "set `post_processor` in its tokenizer.json, as the warning above says"
+                "the tokenizer adds no special tokens around texts, but rows need them: set "
+                "`post_processor` in its tokenizer.json, as the warning above says"
             )
         if config.rows in LABELED_ROWS and not tokenizer.layout.has_segments:
             raise ValueError(
                 f"--rows={config.rows} makes pairs, whose second text is segment 1, but sequences "
-                f"of {tokenizer.filename} have no segments: RoBERTa is trained without pairs, on "
+                "of this tokenizer have no segments: RoBERTa is trained without pairs, on "
                 "--rows=full_sentences (or document_sentences, single_segments)"
             )
         self.tokenizer, self.encoder, self.config = tokenizer, Encoder(tokenizer), config
@@ -113,10 +113,10 @@ class Plan:
         return writing.write_shard(directory / name, rows, self.config.block_rows)
 
     def metadata_files(self, report: Report) -> dict[str, bytes]:
-        """Returns the other files of a corpus, by name: the vocabulary, and samples."""
+        """Returns the other files of a corpus, by name: the tokenizer, and samples."""
         samples = {"rows": report.rows, "dropped": dict(sorted(report.samples.items()))}
         content = json.dumps(samples, indent=2, ensure_ascii=False)
-        return {self.tokenizer.filename: self.tokenizer.content, SAMPLES: f"{content}\n".encode()}
+        return {**self.tokenizer.files(), SAMPLES: f"{content}\n".encode()}
 
     def describe(self) -> str:
         """Returns a description of the build, for a dry run."""

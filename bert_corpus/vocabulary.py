@@ -26,7 +26,7 @@ from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_corpus.words import cut_text
 from bert_jax.tokenizers.byte_pair import ROBERTA_TOKENS, roberta_processing, roberta_spec
-from bert_jax.tokenizers.stored import SpecialTokens, describe_casing, store_as_json
+from bert_jax.tokenizers.stored import Layout, SpecialTokens, special_added_tokens, template
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenizers.wordpiece import MAX_WORD_CHARACTERS, bert_spec
 
@@ -177,7 +177,7 @@ def train_wordpiece(
     """Trains WordPiece on the sentences in the file `path`; returns the bytes of a vocab.txt.
 
     A vocab.txt cannot say that accents of lower-cased text are kept, or those of cased text
-    stripped: then returns the bytes of a wordpiece.json. Raises ValueError without words.
+    stripped: then returns the bytes of a tokenizer.json. Raises ValueError without words.
 
     The trainer breaks ties between merges by the order of the characters and their "##" forms in a
     hash table, which differs between runs. Passing all of them makes it deterministic.
@@ -211,13 +211,14 @@ def train_wordpiece(
         show_progress=False,
     )
     tokenizer.train([path], trainer)
-    ids = tokenizer.get_vocab()
+    ids = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
     if strip_accents != lower_case:
         spec = bert_spec(ids, lower_case, MAX_WORD_CHARACTERS)
         spec["normalizer"]["strip_accents"] = strip_accents
-        casing = describe_casing(lower_case, "as asked")
-        return store_as_json(spec, SpecialTokens(), casing, "wordpiece.json").content
-    return "".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)).encode()
+        spec["post_processor"] = template(Layout(), spec, SpecialTokens())
+        spec["added_tokens"] = special_added_tokens(ids, SpecialTokens(), mask_lstrip=False)
+        return json.dumps(spec, ensure_ascii=False).encode()
+    return "".join(f"{piece}\n" for piece in ids).encode()
 
 
 def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
@@ -263,9 +264,10 @@ def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
 
 
 def train_byte_pair(path: str, size: int) -> bytes:
-    """Trains RoBERTa's byte-level BPE on the sentences in the file `path`; returns a bpe.json.
+    """Trains RoBERTa's byte-level BPE on the sentences in the file `path`.
 
-    Every byte has a piece, so that no text has unknown tokens.
+    Returns the bytes of a tokenizer.json. Every byte has a piece, so that no text has unknown
+    tokens.
     """
     pad, unk, cls, sep, mask = ROBERTA_TOKENS
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -281,8 +283,8 @@ def train_byte_pair(path: str, size: int) -> bytes:
     model = json.loads(tokenizer.to_str())["model"]
     spec = roberta_spec(model["vocab"], model["merges"])
     spec["post_processor"] = roberta_processing(spec, ROBERTA_TOKENS)
-    casing = describe_casing(False, "byte-level BPE")
-    return store_as_json(spec, ROBERTA_TOKENS, casing, "bpe.json", mask_lstrip=True).content
+    spec["added_tokens"] = special_added_tokens(model["vocab"], ROBERTA_TOKENS, mask_lstrip=True)
+    return json.dumps(spec, ensure_ascii=False).encode()
 
 
 def train_vocabulary(

@@ -75,6 +75,12 @@ class Given:
             config.update_from_flattened_dict({name.replace("__", "."): value})
         pretrain.train_and_evaluate(config.lock(), self.path("workdir"))
 
+    def replace_tokenizer(self, words) -> None:
+        """Writes the tokenizer of other words into the corpus."""
+        tokenizer = load_tokenizer(write_vocabulary(self.path("other.txt"), words))
+        for name, content in tokenizer.files().items():
+            self.path(f"corpus/{name}").write_bytes(content)
+
     def edit(self, name: str, change) -> None:
         """Applies `change` to the bytes of the one file that matches `name`."""
         (path,) = self.directory.glob(name)
@@ -185,12 +191,12 @@ def damaged_shard(inputs):
 
 
 def vocabulary_of_another_corpus(inputs):
-    write_vocabulary(inputs.path("corpus/vocab.txt"), WORDS[::-1])
+    inputs.replace_tokenizer(WORDS[::-1])
     inputs.train()
 
 
 def corpus_vocabulary_without_mask(inputs):
-    inputs.edit("corpus/vocab.txt", lambda content: content.replace(b"[MASK]", b"mask"))
+    inputs.edit("corpus/tokenizer.json", lambda content: content.replace(b"[MASK]", b"[MUSK]"))
     inputs.train()
 
 
@@ -215,11 +221,12 @@ def phases_with_different_heldout_fractions(inputs):
 
 def token_id_outside_the_vocabulary(inputs):
     # A vocabulary without its last piece, and a manifest changed to match.
-    inputs.edit("corpus/vocab.txt", lambda content: content.rstrip().rsplit(b"\n", 1)[0] + b"\n")
+    inputs.replace_tokenizer(WORDS[:-1])
     manifest = json.loads(inputs.path("corpus/manifest.json").read_text())
     manifest["vocabulary"]["size"] -= 1
-    content = inputs.path("corpus/vocab.txt").read_bytes()
-    manifest["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
+    for name in manifest["vocabulary"]["files"]:
+        digest = hashlib.sha256(inputs.path(f"corpus/{name}").read_bytes()).hexdigest()
+        manifest["vocabulary"]["files"][name] = digest
     manifest["crc32"] = manifest_checksum(manifest)
     inputs.path("corpus/manifest.json").write_text(json.dumps(manifest))
     inputs.train()
@@ -487,8 +494,8 @@ BAD_INPUT = {
     missing_shard: (CorpusError, "train-00000-of-00001.array_record", "missing"),
     truncated_shard: (CorpusError, "train-00000", "truncated"),
     damaged_shard: (CorpusError, "train-00000", "damaged"),
-    vocabulary_of_another_corpus: (CorpusError, "vocab.txt"),
-    corpus_vocabulary_without_mask: (CorpusError, "vocab.txt", "[MASK]"),
+    vocabulary_of_another_corpus: (CorpusError, "layout.json"),
+    corpus_vocabulary_without_mask: (CorpusError, "tokenizer.json", "SHA-256"),
     two_vocabularies: (ValueError, "vocab"),
     phases_with_different_seeds: (ValueError, "seed"),
     phases_with_different_heldout_fractions: (ValueError, "heldout_fraction"),

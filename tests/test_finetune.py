@@ -23,6 +23,7 @@ from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.earlier import make_earlier_checkpoint
 from tests.helpers.models import write_weights
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -223,6 +224,31 @@ def test_run_stopped_after_its_last_step_has_ended_and_leaves_no_training_state(
     assert without_seconds(finetune.train_and_evaluate(small_config(given), tmp_path)) == (
         without_seconds(finished[1]) | {"model": str(tmp_path)}
     )
+
+
+@pytest.mark.slow
+def test_run_of_an_earlier_version_is_resumed_bit_for_bit(finished, given, tmp_path, monkeypatch):
+    """Its weights and its checkpoint store the tokenizer in another form."""
+    shutil.copytree(given, tmp_path / "given")
+    make_earlier_checkpoint(tmp_path / "given/weights")
+    config = small_config(tmp_path / "given")
+
+    class Stop(Exception):
+        pass
+
+    class StoppingCheckpointer(finetune.Checkpointer):
+        def save(self, state):
+            super().save(state)
+            self.wait()
+            raise Stop
+
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+        finetune.train_and_evaluate(config, tmp_path / "run")
+    (step,) = saved_steps(tmp_path / "run/checkpoints")
+    make_earlier_checkpoint(tmp_path / f"run/checkpoints/{step}")
+    finetune.train_and_evaluate(small_config(given), tmp_path / "run")
+    assert_equal_runs(finished[0], tmp_path / "run")
 
 
 @pytest.mark.slow

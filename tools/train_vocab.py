@@ -17,7 +17,7 @@ from absl import app, flags
 
 from bert_corpus.vocabulary import train_vocabulary
 from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
-from bert_jax.tokenizers.stored import FILENAMES
+from bert_jax.tokenizers.stored import TOKENIZER_FILENAME
 from bert_jax.tokenizers.tokenizer import (
     SENTENCEPIECE_FILENAME,
     SHA256_SUFFIX,
@@ -29,7 +29,7 @@ from bert_jax.tools.commands import exit_interrupted
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(
-    "output", None, "vocab.txt, NAME.model for SentencePiece, or bpe.json for BPE.", required=True
+    "output", None, "vocab.txt, NAME.model for SentencePiece, or NAME.json for BPE.", required=True
 )
 SIZE = flags.DEFINE_integer(
     "size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=1 << 20
@@ -37,7 +37,7 @@ SIZE = flags.DEFINE_integer(
 FILENAME_OF_KIND = {
     "wordpiece": VOCABULARY_FILENAME,
     "sentencepiece": SENTENCEPIECE_FILENAME,
-    "bpe": FILENAMES["BPE"],
+    "bpe": TOKENIZER_FILENAME,
 }
 KIND = flags.DEFINE_enum("kind", "wordpiece", [*FILENAME_OF_KIND], "Algorithm; bpe: byte-level.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     if KIND.value != "wordpiece" and STRIP_ACCENTS.value:
         sys.exit(f"train_vocab: --kind={KIND.value} keeps accents: leave out --strip_accents")
     if KIND.value == "wordpiece" and strip_accents == is_cased:
-        filename = FILENAMES["WordPiece"]
+        filename = TOKENIZER_FILENAME
         if suffix != ".json":
             sys.exit(
                 f"train_vocab: --output={output} cannot store that accents are "

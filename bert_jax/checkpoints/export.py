@@ -44,9 +44,7 @@ def save_huggingface(
     transformers does not support its vocabulary or head.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
-        raise ValueError(
-            f"a SentencePiece model, {tokenizer.filename}, cannot be exported: use --to=native"
-        )
+        raise ValueError("a SentencePiece model cannot be exported: use --to=native")
     config, head = config_from_settings(settings), settings.get("head") or {}
     if config.architecture != "bert":
         raise ValueError(

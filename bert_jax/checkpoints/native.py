@@ -1,14 +1,13 @@
 """Self-contained checkpoints: training state, settings and vocabulary in one directory.
 
 `<workdir>/checkpoints/<step>/` holds `params`, `training` (step and optimizer state), `config`
-(JSON: the run's settings) and `vocabulary` (JSON).
+(JSON: the run's settings) and `vocabulary` (the files of its tokenizer).
 Writing is asynchronous and atomic: a directory under its final name is complete. On a bucket, where
 renaming a directory copies it, one with `commit_success.txt`, which Orbax writes last, is complete.
 Before that, everything written is read back: the shapes of all arrays, and each file's checksum.
 """
 
 import asyncio
-import base64
 import collections
 import concurrent.futures
 import contextlib
@@ -34,7 +33,7 @@ from bert_jax.checkpoints.parameters import aligned_zeros
 from bert_jax.runtime import distributed
 from bert_jax.runtime.buckets import absolute, as_path, is_bucket
 from bert_jax.runtime.errors import CheckpointError
-from bert_jax.tokenizers.tokenizer import Tokenizer, read_from_checkpoint
+from bert_jax.tokenizers.tokenizer import Tokenizer, read_stored
 
 CHUNKS_PER_READ = 2
 COMMIT = "commit_success.txt"
@@ -67,10 +66,9 @@ class Checkpointer:
         self.directory = absolute(workdir) / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
         self._checksums = checksums
-        self._tokenizer = tokenizer
         self.settings = settings  # Those that the next checkpoints store.
         # CheckpointManager would wait ten minutes for the other processes to report a failed write.
-        self._checkpointer = ocp.AsyncCheckpointer(_Handler(checksums))
+        self._checkpointer = ocp.AsyncCheckpointer(_Handler(tokenizer, checksums))
         self._exit_stack = contextlib.ExitStack()
         self._plain_directory = self._exit_stack.enter_context(plain_path(self.directory))
         if jax.process_index() == 0:
@@ -88,7 +86,7 @@ class Checkpointer:
         items = _Items(
             params=_chunked_save_args(state.params),
             training=_chunked_save_args({"step": state.step, "opt_state": state.opt_state}),
-            **_metadata_items(self.settings, self._tokenizer),
+            config=ocp.args.JsonSave(self.settings),
         )
         with self._writing():
             _clear(directory := self._plain_directory / str(int(state.step)))
@@ -147,15 +145,20 @@ class Checkpointer:
 
 
 class _Handler(ocp.CompositeCheckpointHandler):
-    """Reads back what was written, before Orbax marks the checkpoint as complete."""
+    """Adds the tokenizer, and reads back what was written, before Orbax marks the checkpoint as
+    complete."""
 
-    def __init__(self, checksums: bool = True):
+    def __init__(self, tokenizer: Tokenizer, checksums: bool = True):
         super().__init__()
+        self._tokenizer_files = tokenizer.files()
         self._checksums = checksums
 
     def finalize(self, directory: pathlib.Path) -> None:
         super().finalize(directory)
         directory = as_path(os.fspath(directory))
+        (directory / "vocabulary").mkdir(parents=True, exist_ok=True)
+        for name, content in self._tokenizer_files.items():
+            (directory / "vocabulary" / name).write_bytes(content)
         for item in ("params", "training"):
             if (directory / item).exists():
                 _check_written(directory / item)
@@ -259,12 +262,12 @@ def write_checkpoint(
     `params` under "modules" ("encoder/pooler", "mlm", ...), and a task's head under "head".
     Raises CheckpointError, also if `directory` exists; on a bucket, it is replaced.
     """
-    metadata = _metadata_items(settings | {"has_training_state": False}, tokenizer)
-    items = _Items(params=_chunked_save_args(params), **metadata)
+    settings = settings | {"has_training_state": False}
+    items = _Items(params=_chunked_save_args(params), config=ocp.args.JsonSave(settings))
     directory = absolute(directory)
     with (
         _checkpoint_errors(f"writing a checkpoint to {directory} failed"),
-        ocp.Checkpointer(_Handler(checksums)) as checkpointer,
+        ocp.Checkpointer(_Handler(tokenizer, checksums)) as checkpointer,
         contextlib.ExitStack() as stack,
     ):
         _clear(directory)
@@ -290,15 +293,6 @@ def write_checkpoint(
 def _chunked_save_args(tree: dict) -> ocp.args.StandardSave:
     options = ocp.SaveArgs(chunk_byte_size=4 * 2**20)  # Reading small chunks takes little memory.
     return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: options, tree))
-
-
-def _metadata_items(settings: dict, tokenizer: Tokenizer) -> dict[str, ocp.args.JsonSave]:
-    vocabulary = {
-        "filename": tokenizer.filename,
-        "sha256": tokenizer.sha256,
-        "base64": base64.b64encode(tokenizer.content).decode(),
-    }
-    return {"config": ocp.args.JsonSave(settings), "vocabulary": ocp.args.JsonSave(vocabulary)}
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
@@ -362,7 +356,7 @@ def load_checkpoint(
         checking_files(directory, ("params",)) if verify_checksums else contextlib.nullcontext(),
     ):
         check_files(directory, ("vocabulary",))
-        tokenizer = read_from_checkpoint(directory / "vocabulary/metadata")
+        tokenizer = read_stored(directory / "vocabulary")
         params = read_arrays(
             directory / "params", get_abstract_params(settings), settings["modules"]
         )

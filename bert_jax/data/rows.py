@@ -7,6 +7,7 @@ stream are a function of (seed, start, stop), for a run that resumes and for any
 
 import concurrent.futures
 import functools
+import hashlib
 import json
 import math
 import os
@@ -81,7 +82,7 @@ class Rows:
             shards = splits[split]["shards"]
             if is_bucket(self.source):
                 names = [entry["file"] for entry in shards]
-                names.append(self.manifest["vocabulary"]["filename"])
+                names += self._tokenizer_files()
                 try:
                     self.directory = copy_to_cache(self.source, MANIFEST, names)
                 except FileNotFoundError as error:
@@ -100,16 +101,28 @@ class Rows:
     def __reduce__(self):  # Another process opens its own readers.
         return Rows, (str(self.source), self.split, self.shuffle_seed)
 
+    def _tokenizer_files(self) -> dict[str, str]:
+        """Returns the SHA-256 of each file of the tokenizer, by name."""
+        vocabulary = self.manifest["vocabulary"]
+        if "filename" in vocabulary:  # Of earlier versions, which had one file.
+            return {vocabulary["filename"]: vocabulary["sha256"]}
+        return vocabulary["files"]
+
     def _load_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the corpus. Raises CorpusError if it is missing or changed."""
-        path = self.directory / self.manifest["vocabulary"]["filename"]
+        files = self._tokenizer_files()
         try:
-            tokenizer = load_tokenizer(path)
+            found = {
+                name: hashlib.sha256((self.directory / name).read_bytes()).hexdigest()
+                for name in files
+            }
+            tokenizer = load_tokenizer(self.directory / next(iter(files)))
         except (OSError, ValueError) as error:
             raise CorpusError(f"cannot read the vocabulary of the corpus: {error}") from error
-        if tokenizer.sha256 != self.manifest["vocabulary"]["sha256"]:
+        if changed := [self.directory / name for name in files if found[name] != files[name]]:
             raise CorpusError(
-                f"{path} is not the vocabulary of the corpus: its ids would stand for other tokens"
+                f"{changed[0]} is not the vocabulary of the corpus: its ids would stand for other "
+                "tokens"
             )
         return tokenizer
 

@@ -18,12 +18,14 @@ def check_not_pointer(path: pathlib.Path) -> None:
 
 def read_json(path: pathlib.Path) -> dict:
     """Reads a JSON object. Raises FileNotFoundError or ValueError, naming the file."""
-    return _read_json(path, dict, "object")
+    check_not_pointer(path)
+    return parse_json(path.read_bytes(), path)
 
 
 def read_list(path: pathlib.Path) -> list:
     """Reads a JSON array. Raises as `read_json`."""
-    return _read_json(path, list, "array")
+    check_not_pointer(path)
+    return _parse(path.read_bytes(), path, list, "array")
 
 
 def read_optional(path: pathlib.Path) -> dict:
@@ -31,14 +33,20 @@ def read_optional(path: pathlib.Path) -> dict:
     return read_json(path) if path.exists() else {}
 
 
-def _read_json(path: pathlib.Path, expected_type: type, name: str) -> dict | list:
-    check_not_pointer(path)
+def parse_json(content: bytes, source: str | pathlib.Path) -> dict:
+    """Returns a JSON object. Raises ValueError, naming the source."""
+    return _parse(content, source, dict, "object")
+
+
+def _parse(
+    content: bytes, source: str | pathlib.Path, expected_type: type, name: str
+) -> dict | list:
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
+        values = json.loads(content.decode("utf-8-sig"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(f"{source} is not JSON: {error}") from error
     if not isinstance(values, expected_type):
-        raise ValueError(f"{path}: expected a JSON {name}, found {type(values).__name__}")
+        raise ValueError(f"{source}: expected a JSON {name}, found {type(values).__name__}")
     return values
 
 

@@ -3,17 +3,9 @@
 import pathlib
 from collections.abc import Mapping
 
-from bert_jax.runtime.model_files import read_optional
 from bert_jax.tokenizers.stored import SpecialTokens, ids_of_model
 
-SPECIAL_TOKENS_FILENAME = "special_tokens_map.json"
-ADDED_TOKENS_FILENAME = "added_tokens.json"
 _NAMES = tuple(f"{name}_token" for name in ("bos", "eos", *SpecialTokens._fields))
-
-
-def read_stated(directory: pathlib.Path, config: Mapping) -> dict:
-    """Returns what `tokenizer_config.json` (`config`) and its older file say of special tokens."""
-    return read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
 
 
 def names_of_special_tokens(stated: Mapping, defaults: SpecialTokens) -> SpecialTokens:
@@ -26,7 +18,7 @@ def names_of_special_tokens(stated: Mapping, defaults: SpecialTokens) -> Special
 
 
 def check_names(
-    directory: pathlib.Path, stated: Mapping, names: SpecialTokens, model: Mapping
+    source: pathlib.Path, stated: Mapping, names: SpecialTokens, model: Mapping
 ) -> None:
     """Raises ValueError if [CLS], [SEP] or [UNK] of XLM-R or CamemBERT is not the one that is used.
 
@@ -41,12 +33,12 @@ def check_names(
         token = used["content"] if isinstance(used, Mapping) else used
         if token != expected:
             raise ValueError(
-                f"{directory}: {key} is {expected!r}, but transformers puts {token!r} there (the "
+                f"{source}: {key} is {expected!r}, but transformers puts {token!r} there (the "
                 "bos_token, the eos_token, and the piece at unk_id): make them agree"
             )
 
 
-def mask_takes_space(directory: pathlib.Path, stated: Mapping, masks: list[dict]) -> bool:
+def mask_takes_space(source: pathlib.Path, stated: Mapping, masks: list[dict]) -> bool:
     """Returns whether a mask takes the white space before it; RoBERTa's does unless a file says so.
 
     Raises ValueError for a mask that takes other characters.
@@ -55,7 +47,7 @@ def mask_takes_space(directory: pathlib.Path, stated: Mapping, masks: list[dict]
     (mask,) = masks or [mask if isinstance(mask, Mapping) else {}]
     for name in ("rstrip", "single_word"):
         if mask.get(name):
-            raise ValueError(f"{directory}: {name} of the mask token is not supported")
+            raise ValueError(f"{source}: {name} of the mask token is not supported")
     return mask.get("lstrip", True)
 
 
@@ -76,24 +68,26 @@ def named_tokens(stated: Mapping) -> list[dict]:
 
 
 def added_tokens(
-    directory: pathlib.Path,
-    config: Mapping,
+    source: pathlib.Path,
     spec: Mapping,
+    decoder: Mapping,
+    older: Mapping,
     named: list[dict],
     special_tokens: SpecialTokens,
 ) -> list[dict]:
     """Returns the tokens that are read in texts as one piece, in the order of their ids.
 
-    They are in `tokenizer.json`, `added_tokens_decoder` in `tokenizer_config.json` or, in older
-    models, `added_tokens.json`; tokens that are `named` as special without an id are pieces of the
-    vocabulary, or get the next id. Raises ValueError if two of these have the same id.
+    They are in `tokenizer.json` (`spec`), `added_tokens_decoder` in `tokenizer_config.json`
+    (`decoder`) or, in older models, `added_tokens.json` (`older`); tokens that are `named` as
+    special without an id are pieces of the vocabulary, or get the next id. Raises ValueError if two
+    of these have the same id.
     """
     options = {"single_word": False, "lstrip": False, "rstrip": False}
     by_content = {token["content"]: options | token for token in spec["added_tokens"]}
-    for index, token in (config.get("added_tokens_decoder") or {}).items():
+    for index, token in decoder.items():
         by_content[token["content"]] = options | token | {"id": int(index)}
     special = {token["content"] for token in named}
-    for content, index in read_optional(directory / ADDED_TOKENS_FILENAME).items():
+    for content, index in older.items():
         by_content.setdefault(content, options | {"content": content, "id": index})
     ids = ids_of_model(spec)
     next_id = 1 + max([*ids.values(), *(token["id"] for token in by_content.values())])
@@ -110,7 +104,7 @@ def added_tokens(
     for token in by_content.values():
         if (piece := pieces.setdefault(token["id"], token["content"])) != token["content"]:
             both = f"{piece!r} and {token['content']!r}"
-            raise ValueError(f"{directory}: {both} have the same id {token['id']}")
+            raise ValueError(f"{source}: {both} have the same id {token['id']}")
         token.setdefault("special", token["content"] in special)
         token.setdefault("normalized", not token["special"])
     return sorted(by_content.values(), key=lambda token: token["id"])

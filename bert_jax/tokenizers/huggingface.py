@@ -1,10 +1,10 @@
-"""Reads and writes the files of transformers' tokenizers, with every option in them."""
+"""Reads the files of transformers' tokenizers, with every option in them."""
 
-import contextlib
 import json
 import pathlib
 import warnings
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from bert_jax.runtime.model_files import check_not_pointer, read_json, read_optional
 from bert_jax.tokenizers.added_tokens import (
@@ -14,7 +14,6 @@ from bert_jax.tokenizers.added_tokens import (
     mask_takes_space,
     named_tokens,
     names_of_special_tokens,
-    read_stated,
 )
 from bert_jax.tokenizers.byte_pair import (
     MERGES_FILENAME,
@@ -27,24 +26,23 @@ from bert_jax.tokenizers.byte_pair import (
     roberta_processing,
 )
 from bert_jax.tokenizers.stored import (
+    TOKENIZER_FILENAME,
     Layout,
     SpecialTokens,
     StoredTokenizer,
-    bert_processing,
     build_backend,
     check_special_tokens,
     describe_casing,
     ids_of_model,
     lower_cases,
+    make_tokenizer,
     read_layout,
-    store_as_json,
     template,
 )
 from bert_jax.tokenizers.unigram import (
     ALBERT_TOKENS,
     albert_spec,
     check_unigram,
-    hide_special_tokens,
     metaspace_of,
 )
 from bert_jax.tokenizers.wordpiece import (
@@ -53,11 +51,10 @@ from bert_jax.tokenizers.wordpiece import (
     bert_spec,
     lower_case_of,
     read_lines,
-    read_vocabulary,
 )
 
-TRANSFORMERS_FILENAME = "tokenizer.json"
 CONFIG_FILENAME = "tokenizer_config.json"
+ADDED_TOKENS_FILENAME = "added_tokens.json"
 GOOGLE_ALBERT_FILENAME = "albert_config.json"  # beside a released model
 MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
 # The type of a model -> transformers' classes that split text as we do, and the special tokens that
@@ -84,14 +81,43 @@ SEGMENTS = "token_type_ids"  # an input of models, one of `model_input_names`
 CLASSES_WITH_SEGMENTS = ("", "BertTokenizer", "ElectraTokenizer")
 
 
+class FilesBeside(NamedTuple):
+    """What the files beside the vocabulary of a model say; empty for a file that it lacks."""
+
+    config: Mapping
+    model: Mapping
+    special_tokens: Mapping
+    added_tokens: Mapping
+
+    @property
+    def tokenizer_class(self) -> str:
+        """The name of transformers' class without "Fast"; "" if no file tells it."""
+        name = self.config.get("tokenizer_class") or self.model.get("tokenizer_class") or ""
+        return name.removesuffix("Fast") or CLASS_OF_MODEL.get(self.model.get("model_type"), "")
+
+    @property
+    def version(self) -> int | None:
+        """4 (or earlier) or 5 (or later): the version that saved a model; None if unknown."""
+        major = str(self.model.get("transformers_version", "")).partition(".")[0]
+        return (4 if int(major) < 5 else 5) if major.isdecimal() else None
+
+
+def read_files_beside(directory: pathlib.Path) -> FilesBeside:
+    return FilesBeside(
+        config=read_optional(directory / CONFIG_FILENAME),
+        model=read_optional(directory / "config.json"),
+        special_tokens=read_optional(directory / "special_tokens_map.json"),
+        added_tokens=read_optional(directory / ADDED_TOKENS_FILENAME),
+    )
+
+
 def is_albert(directory: pathlib.Path) -> bool:
     """Returns whether the SentencePiece model in a directory is ALBERT's, by the files beside it.
 
     ALBERT changes a text before its model does, which the model alone does not say.
     """
-    config = read_optional(directory / CONFIG_FILENAME)
     is_googles = (directory / GOOGLE_ALBERT_FILENAME).exists()
-    return is_googles or _class_of(directory, config) == "AlbertTokenizer"
+    return is_googles or read_files_beside(directory).tokenizer_class == "AlbertTokenizer"
 
 
 def read_directory(
@@ -108,55 +134,92 @@ def read_directory(
     Raises FileNotFoundError without a vocabulary, and ValueError for a tokenizer or an option that
     is not supported.
     """
-    config = read_optional(directory / CONFIG_FILENAME)
-    path, spec = _read_vocabulary(directory, config, lower_case, named)
-    kind = spec["model"]["type"]
-    tokenizer_class = _class_of(directory, config)
-    _check_options(directory, config, tokenizer_class, kind)
+    beside = read_files_beside(directory)
+    path, spec = _read_vocabulary(directory, beside.config, lower_case, named)
+    is_older = path.name != TOKENIZER_FILENAME
+    stored = _apply_files_beside(path, spec, beside, is_older, lower_case)
+    if is_older and (directory / TOKENIZER_FILENAME).exists():
+        casing = f"{stored.casing}; {TOKENIZER_FILENAME} beside it has other pieces and is not read"
+        stored = stored._replace(casing=casing)
+    return stored
+
+
+def read_alone(spec: dict, source: str, lower_case: bool | None = None) -> StoredTokenizer:
+    """Returns the tokenizer of a `tokenizer.json`, whatever its name, without files beside it.
+
+    Raises ValueError for a tokenizer that is not supported.
+    """
+    path, beside = pathlib.Path(source), FilesBeside({}, {}, {}, {})
+    return _apply_files_beside(path, _complete_spec(path, spec), beside, False, lower_case)
+
+
+def _apply_files_beside(
+    path: pathlib.Path,
+    spec: dict,
+    beside: FilesBeside,
+    is_older: bool,
+    lower_case: bool | None,
+) -> StoredTokenizer:
+    """Returns the tokenizer of a `spec` that was read from `path`, with the options beside it.
+
+    `is_older`: it was not in a `tokenizer.json`, and so has no post-processor.
+    """
+    config, tokenizer_class, kind = beside.config, beside.tokenizer_class, spec["model"]["type"]
+    _check_options(path.parent, config, tokenizer_class, kind)
 
     # The special tokens are pieces like others: they are neither added to a text nor read in it.
     default = ROBERTA_TOKENS if tokenizer_class in ROBERTA_CLASSES else DEFAULT_TOKENS[kind]
     if kind == "WordPiece":
         default = default._replace(unk=spec["model"]["unk_token"])
-    stated = read_stated(directory, config)
+    stated = {**beside.special_tokens, **config}
     special_tokens = names_of_special_tokens(stated, default)
     if tokenizer_class in UNIGRAM_ROBERTA_CLASSES:
-        check_names(directory, stated, special_tokens, spec["model"])
+        check_names(path, stated, special_tokens, spec["model"])
     if tokenizer_class not in GENERIC_CLASSES:
         stated = {"mask_token": special_tokens.mask} | stated
-    added = added_tokens(directory, config, spec, named_tokens(stated), special_tokens)
+    added = added_tokens(
+        path,
+        spec,
+        config.get("added_tokens_decoder") or {},
+        beside.added_tokens,
+        named_tokens(stated),
+        special_tokens,
+    )
     for token in added:
         if token["content"] in special_tokens:
             add_piece(spec["model"], token)
     spec["added_tokens"] = [each for each in added if each["content"] not in special_tokens]
     ids = ids_of_model(spec)
-    check_special_tokens(special_tokens[:4], ids, str(directory))
+    check_special_tokens(special_tokens[:4], ids, str(path))
     if special_tokens.mask not in ids:
         special_tokens = special_tokens._replace(mask=None)
     spec |= {"truncation": None, "padding": None}
     if kind != "WordPiece" and tokenizer_class not in GENERIC_CLASSES:
         _apply_options(path, spec, config, tokenizer_class)
-    spec["post_processor"] = _post_processor(path, spec, config, tokenizer_class, special_tokens)
+    spec["post_processor"], layout = _post_processor(path, spec, beside, is_older, special_tokens)
     if kind == "WordPiece":
-        return _finish_wordpiece(path, spec, special_tokens, config, lower_case)
-    masks = [token for token in added if token["content"] == special_tokens.mask]
-    mask_lstrip = kind == "BPE" and mask_takes_space(directory, stated, masks)
-    lower_cased = lower_cases(build_backend(spec, path))
-    if lower_case not in (None, lower_cased):
-        raise ValueError(f"{path}: the casing of a {kind} tokenizer is fixed")
-    casing = describe_casing(lower_cased, f"by its {kind} tokenizer in {path.name}")
-    if kind == "Unigram":
-        hide_special_tokens(spec, special_tokens)
-    return store_as_json(spec, special_tokens, casing, path, mask_lstrip)
+        model, mask_lstrip = spec["model"], False
+        model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
+        model["unk_token"] = special_tokens.unk
+        spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
+        casing = _choose_casing(path, spec, config, lower_case)
+    else:
+        masks = [token for token in added if token["content"] == special_tokens.mask]
+        mask_lstrip = kind == "BPE" and mask_takes_space(path, stated, masks)
+        lower_cased = lower_cases(build_backend(spec, path))
+        if lower_case not in (None, lower_cased):
+            raise ValueError(f"{path}: the casing of a {kind} tokenizer is fixed")
+        casing = describe_casing(lower_cased, f"by its {kind} tokenizer in {path.name}")
+    return make_tokenizer(spec, special_tokens, layout, casing, path, mask_lstrip)
 
 
 def _post_processor(
     path: pathlib.Path,
     spec: Mapping,
-    config: Mapping,
-    tokenizer_class: str,
+    beside: FilesBeside,
+    is_older: bool,
     special_tokens: SpecialTokens,
-) -> dict:
+) -> tuple[dict, Layout]:
     """Returns the post-processor that joins texts as they were joined when the model was trained.
 
     transformers 4 joins texts as `tokenizer.json` says, and adds nothing without a post-processor.
@@ -165,39 +228,34 @@ def _post_processor(
 
     Warns if no special tokens are added. Raises ValueError for a layout that is not supported.
     """
-    kind, version = spec["model"]["type"], _version_of_transformers(path.parent)
+    kind, version, tokenizer_class = spec["model"]["type"], beside.version, beside.tokenizer_class
     is_generic, is_roberta_class = (
         tokenizer_class in classes for classes in (GENERIC_CLASSES, ROBERTA_CLASSES)
     )
     has_own = is_roberta_class or tokenizer_class in TOKENIZER_CLASSES["WordPiece"]
     follows_file = is_generic or version == 4 or (spec["post_processor"] and not has_own)
-    if path.name == TRANSFORMERS_FILENAME and follows_file:
+    if follows_file and not is_older:
         bare = Layout(0, True, is_bare=True)
         processor = spec["post_processor"] or template(bare, spec, special_tokens)
-        backend = build_backend({**spec, "post_processor": processor}, path)
-        layout = read_layout(backend, special_tokens, path)
+        layout = read_layout({**spec, "post_processor": processor}, special_tokens, path)
         if is_roberta_class and layout.num_separators == 2:  # The options are those of the class.
             processor = roberta_processing(spec, special_tokens)
     elif is_roberta_class or (kind == "BPE" and not is_generic):
         processor, layout = roberta_processing(spec, special_tokens), Layout(2, False)
     else:
-        processor, layout = bert_processing(spec, special_tokens), Layout()
+        processor, layout = template(Layout(), spec, special_tokens), Layout()
     if layout.is_bare:
         _warn_of_bare_texts(path, spec, special_tokens, None if is_generic else version)
     # Without segments from transformers, a model reads all tokens as segment 0.
     is_in_5 = tokenizer_class in CLASSES_WITH_SEGMENTS
     has_default = is_in_5 if version == 5 else not is_roberta_class
-    inputs = config.get("model_input_names") or [SEGMENTS] * has_default
+    inputs = beside.config.get("model_input_names") or [SEGMENTS] * has_default
     if layout.has_segments and SEGMENTS not in inputs:
-        return template(layout._replace(has_segments=False), spec, special_tokens)
-    return processor
-
-
-def _version_of_transformers(directory: pathlib.Path) -> int | None:
-    """Returns 4 (or earlier) or 5 (or later): the version that saved a model; None if unknown."""
-    version = str(read_optional(directory / "config.json").get("transformers_version", ""))
-    major = version.partition(".")[0]
-    return (4 if int(major) < 5 else 5) if major.isdecimal() else None
+        layout = layout._replace(has_segments=False)
+        return template(layout, spec, special_tokens), layout
+    if kind == "WordPiece" and layout == Layout():  # As of a vocabulary alone.
+        processor = template(layout, spec, special_tokens)
+    return processor, layout
 
 
 def _warn_of_bare_texts(
@@ -212,45 +270,8 @@ def _warn_of_bare_texts(
         f"{path} adds no special tokens: texts are read without {special_tokens.cls} and "
         f"{special_tokens.sep}{as_when}. If the model was trained with them, set in that file "
         f'"post_processor": {json.dumps(usual)}',
-        stacklevel=5,
+        stacklevel=6,
     )
-
-
-def _finish_wordpiece(
-    path: pathlib.Path,
-    spec: dict,
-    special_tokens: SpecialTokens,
-    config: Mapping,
-    lower_case: bool | None,
-) -> StoredTokenizer:
-    """Returns the tokenizer of a WordPiece `spec`: if it is BERT's, as of a vocabulary alone."""
-    directory, model = path.parent, spec["model"]
-    model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
-    model["unk_token"] = special_tokens.unk
-    casing = _choose_casing(directory, spec, config, lower_case)
-    if path.name != TRANSFORMERS_FILENAME and (directory / TRANSFORMERS_FILENAME).exists():
-        casing += f"; {TRANSFORMERS_FILENAME} beside it has other pieces and is not read"
-    if read_layout(build_backend(spec, path), special_tokens, path) == Layout():
-        spec["post_processor"] = None  # as in `vocab.txt`
-    spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
-    ids = model["vocab"] | {each["content"]: each["id"] for each in spec["added_tokens"]}
-    by_id = {index: piece for piece, index in ids.items()}
-    lines = "".join(f"{by_id.get(index, '')}\n" for index in range(max(by_id) + 1)).encode()
-    if not spec["added_tokens"]:
-        with contextlib.suppress(ValueError):  # For blank lines, or without [MASK].
-            content = lines if path.name == TRANSFORMERS_FILENAME else path.read_bytes()
-            plain = read_vocabulary(content, str(path))
-            backend = build_backend(spec, path)
-            if (plain.backend.to_str(), plain.special_tokens) == (backend.to_str(), special_tokens):
-                return plain._replace(casing=casing)
-    return store_as_json(spec, special_tokens, casing, directory)
-
-
-def _class_of(directory: pathlib.Path, config: Mapping) -> str:
-    """Returns the name of transformers' class without "Fast"; "" if no file tells it."""
-    model = read_optional(directory / "config.json")
-    name = config.get("tokenizer_class") or model.get("tokenizer_class") or ""
-    return name.removesuffix("Fast") or CLASS_OF_MODEL.get(model.get("model_type"), "")
 
 
 def _read_vocabulary(
@@ -260,11 +281,11 @@ def _read_vocabulary(
 
     `named` is the file that a user named, or "".
     """
-    path = directory / TRANSFORMERS_FILENAME
+    path = directory / TOKENIZER_FILENAME
     if not path.exists():
         return _read_older_vocabulary(directory, config, lower_case, named)
-    spec = _read_spec(path)
-    if named and named != TRANSFORMERS_FILENAME:
+    spec = _complete_spec(path, read_json(path))
+    if named and named != TOKENIZER_FILENAME:
         own_path, own = _read_older_vocabulary(directory, config, lower_case, named)
         if _ids_and_merges(own) != _ids_and_merges(spec):
             return own_path, own
@@ -298,21 +319,18 @@ def _read_older_vocabulary(
             raise ValueError(
                 f"{directory}: expected one SentencePiece model, and files that say it is ALBERT's "
                 f"(tokenizer_class or model_type), found {found}; of other models, such as "
-                f"XLM-RoBERTa, add their {TRANSFORMERS_FILENAME}"
+                f"XLM-RoBERTa, add their {TOKENIZER_FILENAME}"
             )
         check_not_pointer(path)
         casing = {} if lower_case is None else {"do_lower_case": lower_case}
         return path, albert_spec(path.read_bytes(), config | casing, str(path))
-    names = (
-        f"{VOCABULARY_FILENAME} nor {TRANSFORMERS_FILENAME}, {VOCABULARY_JSON_FILENAME} or *.model"
-    )
+    names = f"{VOCABULARY_FILENAME} nor {TOKENIZER_FILENAME}, {VOCABULARY_JSON_FILENAME} or *.model"
     fix = "copy the model's tokenizer into it"
     raise FileNotFoundError(f"{directory} has neither {names}: {fix}")
 
 
-def _read_spec(path: pathlib.Path) -> dict:
-    """Reads a `tokenizer.json`. Raises ValueError unless its model is one of those supported."""
-    spec = read_json(path)
+def _complete_spec(path: pathlib.Path, spec: dict) -> dict:
+    """Returns a `tokenizer.json` with all fields; ValueError if its model is not supported."""
     model = spec.get("model") or {}
     spec["added_tokens"] = spec.get("added_tokens") or []
     is_old = "type" not in model and "max_input_chars_per_word" in model  # As in 2020.
@@ -359,7 +377,7 @@ def _check_options(
     defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
     defaults |= {"remove_space": True, "sp_model_kwargs": None}  # of ALBERT
     # Of other versions of transformers; one of them may be the file that is read there.
-    defaults |= {"fast_tokenizer_files": [TRANSFORMERS_FILENAME]}
+    defaults |= {"fast_tokenizer_files": [TOKENIZER_FILENAME]}
     for name, default in defaults.items():
         if config.get(name, default) not in (default, [], {}):
             path = directory / CONFIG_FILENAME
@@ -371,7 +389,7 @@ def _check_options(
             f"{directory / CONFIG_FILENAME}: padding_side={config['padding_side']!r} has no effect "
             "here: texts are computed as transformers computes each text alone. In its batches, "
             "positions of absolute embeddings also count padding on the left",
-            stacklevel=3,
+            stacklevel=5,
         )
 
 
@@ -410,11 +428,9 @@ def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_cl
         )
 
 
-def _choose_casing(
-    directory: pathlib.Path, spec: dict, config: Mapping, lower_case: bool | None
-) -> str:
+def _choose_casing(path: pathlib.Path, spec: dict, config: Mapping, lower_case: bool | None) -> str:
     """Completes the normalizer of a `spec`; returns whether it lower-cases, and why."""
-    path, normalizer = directory / CONFIG_FILENAME, spec["normalizer"]
+    normalizer = spec["normalizer"]
     is_bert = bool(normalizer) and normalizer["type"] == "BertNormalizer"
     fields = {
         "do_lower_case": "lowercase",
@@ -429,12 +445,12 @@ def _choose_casing(
         normalizer |= stated
     if lower_case is not None:
         if not is_bert:
-            raise ValueError(f"{directory}: the casing of a normalizer {normalizer} is fixed")
+            raise ValueError(f"{path}: the casing of a normalizer {normalizer} is fixed")
         normalizer["lowercase"], reason = lower_case, "as asked"
     elif "lowercase" in stated:
-        reason = f"do_lower_case in {path.name}"
+        reason = f"do_lower_case in {CONFIG_FILENAME}"
     elif is_bert and normalizer["lowercase"] is None:
         normalizer["lowercase"], reason = lower_case_of([*spec["model"]["vocab"]])
     else:
-        reason = f"the normalizer of {TRANSFORMERS_FILENAME}"
-    return describe_casing(lower_cases(build_backend(spec, directory)), reason)
+        reason = f"the normalizer of {path.name}"
+    return describe_casing(lower_cases(build_backend(spec, path)), reason)

@@ -1,9 +1,12 @@
-"""Tokenizers of the `tokenizers` library, and the one file that stores each of them.
+"""Tokenizers of the `tokenizers` library, and the two files that store each of them.
 
-The file is JSON with two keys: `special_tokens`, and `tokenizer` in the format of the library. Its
-name says the algorithm: `wordpiece.json`, `bpe.json` or `unigram.json`.
+`tokenizer.json` is the library's own file: `tokenizers.Tokenizer.from_file`, and with it
+transformers, makes the same tokenizer of it. `layout.json` says what the library's object does not:
+which tokens are the special ones, and how texts become one sequence. (A SentencePiece model, which
+its own library runs, is stored as it is, in place of `tokenizer.json`.)
 """
 
+import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,8 +14,8 @@ from typing import NamedTuple
 
 import tokenizers
 
-# The type of model in the library's format -> the name of the file.
-FILENAMES = {"WordPiece": "wordpiece.json", "BPE": "bpe.json", "Unigram": "unigram.json"}
+TOKENIZER_FILENAME = "tokenizer.json"
+LAYOUT_FILENAME = "layout.json"
 
 
 class SpecialTokens(NamedTuple):
@@ -58,63 +61,47 @@ LAYOUTS = (
 
 
 class StoredTokenizer(NamedTuple):
-    """A tokenizer of the library.
+    """A tokenizer of the library, with what the library does not say.
 
     Attributes:
-      filename, content: the name and the bytes of the one file that stores it.
       backend: the tokenizer; it neither adds special tokens to a text nor recognizes them in it.
       special_tokens: their names.
-      casing: whether it lower-cases text, and why, for the log.
       layout: how texts become one sequence.
       mask_lstrip: whether a mask in a text takes the white space before it.
+      casing: whether it lower-cases text, and why, for the log.
     """
 
-    filename: str
-    content: bytes
     backend: tokenizers.Tokenizer
     special_tokens: SpecialTokens
+    layout: Layout
+    mask_lstrip: bool
     casing: str
-    layout: Layout = Layout()
-    mask_lstrip: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The type of its model: "WordPiece", "BPE" or "Unigram"."""
+        return type(self.backend.model).__name__
 
 
-def check_special_tokens(names: Sequence[str | None], ids: Mapping, source: str) -> None:
-    """Raises ValueError if a name of a special token has no id."""
-    if missing := [str(name) for name in names if name not in ids]:
-        raise ValueError(f"{source} lacks {', '.join(missing)}; see tools/train_vocab.py")
-
-
-def read_stored_json(content: bytes, source: str) -> StoredTokenizer:
-    """Builds the tokenizer that `store_as_json` stored. Raises ValueError if it is none."""
-    try:
-        values = json.loads(content)
-        special_tokens = SpecialTokens(**values["special_tokens"])
-        backend = tokenizers.Tokenizer.from_str(json.dumps(values["tokenizer"]))
-        filename = FILENAMES[values["tokenizer"]["model"]["type"]]
-        layout = read_layout(backend, special_tokens, source)
-        mask_lstrip = values.get("mask_lstrip", False)
-    except Exception as error:  # `tokenizers` raises Exception itself.
-        *names, last = FILENAMES.values()
-        raise ValueError(
-            f"{source} is not an intact {', '.join(names)} or {last} ({error}); for a tokenizer of "
-            "transformers give its directory"
-        ) from error
-    casing = describe_casing(lower_cases(backend), f"as stored in {filename}")
-    return StoredTokenizer(
-        filename, content, backend, special_tokens, casing, layout, bool(mask_lstrip)
-    )
-
-
-def store_as_json(
+def make_tokenizer(
     spec: dict,
     special_tokens: SpecialTokens,
+    layout: Layout,
     casing: str,
     source: str | pathlib.Path,
     mask_lstrip: bool = False,
 ) -> StoredTokenizer:
-    """Returns the tokenizer of a `spec`, with every id as it says. Raises ValueError."""
-    ids, added = ids_of_model(spec), spec["added_tokens"]
-    if isinstance(spec["model"]["vocab"], dict):
+    """Returns the tokenizer of a `spec` in the library's format, with every id as it says.
+
+    Raises ValueError, naming the source, if the library cannot do that.
+    """
+    # As in the released code, a special token that is written in a text is text.
+    added = [token for token in spec["added_tokens"] if token["content"] not in special_tokens]
+    spec = spec | {"added_tokens": added, "model": dict(spec["model"])}
+    ids = ids_of_model(spec)
+    if spec["model"]["type"] == "Unigram":
+        _rename(spec, {name: _hidden(name) for name in filter(None, special_tokens)})
+    else:
         # `tokenizers` numbers new tokens from the count of pieces: unused ids need one, too.
         new = [token["id"] for token in added if token["content"] not in ids]
         gaps = {*range(min(new, default=0))}.difference(ids.values())
@@ -127,28 +114,75 @@ def store_as_json(
             f"{source}: the added token {name!r} has id {index}, expected {found.get(name)}: the "
             "ids of added tokens must be consecutive"
         )
-    layout = read_layout(backend, special_tokens, source)
+    return StoredTokenizer(backend, special_tokens, layout, mask_lstrip, casing)
+
+
+def tokenizer_json(stored: StoredTokenizer) -> dict:
+    """Returns `tokenizer.json`, with the special tokens, which other programs read in a text.
+
+    `make_tokenizer` makes the same tokenizer of it.
+    """
+    spec = json.loads(stored.backend.to_str())
+    if stored.kind == "Unigram":
+        names = filter(None, stored.special_tokens)
+        _rename(spec, {_hidden(name): name for name in names})
+    special = special_added_tokens(ids_of_model(spec), stored.special_tokens, stored.mask_lstrip)
+    added = [*special, *spec["added_tokens"]]
+    return spec | {"added_tokens": sorted(added, key=lambda token: token["id"])}
+
+
+def special_added_tokens(
+    ids: Mapping[str, int], special_tokens: SpecialTokens, mask_lstrip: bool
+) -> list[dict]:
+    """Returns the special tokens as `added_tokens` of the library's format."""
+    options = {"single_word": False, "rstrip": False, "normalized": False, "special": True}
+    return [
+        {"id": ids[name], "content": name, **options}
+        | {"lstrip": mask_lstrip and name == special_tokens.mask}
+        for name in dict.fromkeys(special_tokens)
+        if name is not None
+    ]
+
+
+def stored_files(
+    filename: str, content: bytes, special_tokens: SpecialTokens, layout: Layout
+) -> dict[str, bytes]:
+    """Returns the files that store a tokenizer: `layout.json`, and the one that it names."""
     values = {
+        "file": filename,
+        "sha256": hashlib.sha256(content).hexdigest(),
         "special_tokens": special_tokens._asdict(),
-        "tokenizer": json.loads(backend.to_str()),
+        "sequence": layout._asdict(),
     }
-    values |= {"mask_lstrip": True} if mask_lstrip else {}
-    content = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
-    filename = FILENAMES[spec["model"]["type"]]
-    return StoredTokenizer(filename, content, backend, special_tokens, casing, layout, mask_lstrip)
+    text = json.dumps(values, ensure_ascii=False, indent=1)
+    return {LAYOUT_FILENAME: f"{text}\n".encode(), filename: content}
 
 
-def read_layout(
-    backend: tokenizers.Tokenizer, special_tokens: SpecialTokens, source: str | pathlib.Path
-) -> Layout:
-    """Returns how the post-processor of a tokenizer joins texts; BERT's layout if it has none.
+def read_tokenizer_json(
+    content: bytes, special_tokens: SpecialTokens, layout: Layout, source: str | pathlib.Path
+) -> StoredTokenizer:
+    """Builds the tokenizer of a stored `tokenizer.json`. Raises ValueError if it is none."""
+    spec = json.loads(content)
+    check_special_tokens([*filter(None, special_tokens)], ids_of_model(spec), str(source))
+    masks = [each for each in spec["added_tokens"] if each["content"] == special_tokens.mask]
+    mask_lstrip = any(mask["lstrip"] for mask in masks)
+    stored = make_tokenizer(spec, special_tokens, layout, "", source, mask_lstrip)
+    casing = describe_casing(lower_cases(stored.backend), f"as stored in {TOKENIZER_FILENAME}")
+    return stored._replace(casing=casing)
 
-    (Where transformers would add nothing, `huggingface.read_directory` sets a post-processor.)
+
+def check_special_tokens(names: Sequence[str | None], ids: Mapping, source: str) -> None:
+    """Raises ValueError if a name of a special token has no id."""
+    if missing := [str(name) for name in names if name not in ids]:
+        raise ValueError(f"{source} lacks {', '.join(missing)}; see tools/train_vocab.py")
+
+
+def read_layout(spec: Mapping, special_tokens: SpecialTokens, source: str | pathlib.Path) -> Layout:
+    """Returns how the post-processor of a tokenizer joins texts.
 
     Raises ValueError for a post-processor that is not supported, naming the source.
     """
-    if backend.post_processor is None:
-        return Layout()
+    backend = build_backend(spec, source)
     # Texts of different lengths show their order, even if both are unknown.
     texts = ("a", "b a")
     ids, other_ids = (backend.encode(text, add_special_tokens=False).ids for text in texts)
@@ -164,11 +198,6 @@ def read_layout(
             return layout
     found = f"gives the ids {pair.ids} and segments {pair.type_ids} for the pair 'a', 'b a'"
     raise ValueError(f"{source}: post_processor {found}, expected {expected} and {segments}")
-
-
-def bert_processing(spec: Mapping, special_tokens: SpecialTokens) -> dict:
-    """Returns the post-processor of BERT: `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`."""
-    return template(Layout(), spec, special_tokens)
 
 
 def template(layout: Layout, spec: Mapping, special_tokens: SpecialTokens) -> dict:
@@ -189,7 +218,7 @@ def template(layout: Layout, spec: Mapping, special_tokens: SpecialTokens) -> di
     }
 
 
-def hidden(name: str) -> str:
+def _hidden(name: str) -> str:
     """Returns the piece that is a special token in a unigram model.
 
     Such a model finds any piece in a text; but no text has a space where it is split into words.
@@ -197,10 +226,15 @@ def hidden(name: str) -> str:
     return f"{name} "
 
 
+def _rename(spec: dict, names: Mapping[str, str]) -> None:
+    vocabulary = spec["model"]["vocab"]
+    spec["model"]["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+
+
 def special_ids(backend: tokenizers.Tokenizer, special_tokens: SpecialTokens) -> list[int | None]:
     """Returns the ids of the special tokens; None for one that the vocabulary does not have."""
     ids = backend.get_vocab(with_added_tokens=True)
-    return [name and ids.get(name, ids.get(hidden(name))) for name in special_tokens]
+    return [name and ids.get(name, ids.get(_hidden(name))) for name in special_tokens]
 
 
 def ids_of_model(spec: Mapping) -> dict[str, int]:

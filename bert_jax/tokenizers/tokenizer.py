@@ -1,7 +1,7 @@
 """Converts text to token ids and back: WordPiece, byte-level BPE and unigram models behind one
 interface."""
 
-import base64
+import functools
 import hashlib
 import json
 import os
@@ -13,28 +13,36 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from bert_jax.runtime.model_files import check_not_pointer, find_snapshot, hub_hint
-from bert_jax.tokenizers import byte_pair, unigram
-from bert_jax.tokenizers.added_tokens import ADDED_TOKENS_FILENAME
+from bert_jax.runtime.model_files import (
+    check_not_pointer,
+    find_snapshot,
+    hub_hint,
+    parse_json,
+)
+from bert_jax.tokenizers import byte_pair, earlier, unigram
 from bert_jax.tokenizers.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
 from bert_jax.tokenizers.huggingface import (
+    ADDED_TOKENS_FILENAME,
     CONFIG_FILENAME,
     GOOGLE_ALBERT_FILENAME,
-    TRANSFORMERS_FILENAME,
     is_albert,
+    read_alone,
     read_directory,
 )
 from bert_jax.tokenizers.stored import (
-    FILENAMES,
+    LAYOUT_FILENAME,
+    TOKENIZER_FILENAME,
     Layout,
     SpecialTokens,
     StoredTokenizer,
     build_backend,
     check_special_tokens,
     lower_cases,
-    read_stored_json,
+    read_tokenizer_json,
     special_ids,
+    stored_files,
     strips_accents,
+    tokenizer_json,
 )
 from bert_jax.tokenizers.wordpiece import (
     CONTINUATION,
@@ -56,8 +64,8 @@ class Tokenizer:
     Special tokens are neither added nor recognized in a text, as in the released code.
 
     Attributes:
-      filename, content: the standard name and the bytes of the file that stores the tokenizer in a
-        corpus or checkpoint; `tokenizer_from_bytes(filename, content)` restores it.
+      sha256: identifies the tokenizer, whatever files it was read from. If `vocab.txt` or a
+        SentencePiece model says all of it, it is the SHA-256 of that file.
       vocab_size: the number of ids.
       special_ids: pad_id, unk_id, cls_id, sep_id and, unless it is None, mask_id.
       mask_token: the mask as written in a text; None if the vocabulary has none.
@@ -71,16 +79,14 @@ class Tokenizer:
       mask_lstrip: whether a mask in a text takes the white space before it.
     """
 
-    filename: str
+    sha256: str
     splits_at_spaces = False
     layout = Layout()
     word_prefix = ""
     mask_lstrip = False
 
-    def __init__(self, content: bytes, pieces: list[str], special_ids: list[int | None]):
+    def __init__(self, pieces: list[str], special_ids: list[int | None]):
         self._pieces = pieces
-        self.content = content
-        self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocab_size = len(pieces)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids
         self.special_ids = tuple(index for index in special_ids if index is not None)
@@ -88,8 +94,9 @@ class Tokenizer:
         self.word_start = np.array([self._begins_word(piece) for piece in pieces])
         self.word_start[list(self.special_ids)] = True
 
-    def __reduce__(self):  # Library objects are not sent to worker processes.
-        return tokenizer_from_bytes, (self.filename, self.content)
+    def files(self) -> dict[str, bytes]:
+        """Returns the files, by name, that store it; `read_stored` reads them."""
+        raise NotImplementedError
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         """Returns the ids of `text`, which does not begin a word if it `continues` after a mask."""
@@ -161,8 +168,8 @@ class LibraryTokenizer(Tokenizer):
 
     def __init__(self, stored: StoredTokenizer):
         self.stored = stored
-        self.filename, self.casing = stored.filename, stored.casing
-        self.layout, self.mask_lstrip = stored.layout, stored.mask_lstrip
+        self.layout, self.casing = stored.layout, stored.casing
+        self.mask_lstrip = stored.mask_lstrip
         self._tokenizer = backend = stored.backend
         self._added = {token.content for token in backend.get_added_tokens_decoder().values()}
         ids = special_ids(backend, stored.special_tokens)
@@ -173,8 +180,21 @@ class LibraryTokenizer(Tokenizer):
             if index is not None:  # A unigram model has it under another name.
                 pieces[index] = name
                 self._ids[name] = index
-        super().__init__(stored.content, pieces, ids)
+        super().__init__(pieces, ids)
         self.lower_case, self.strips_accents = lower_cases(backend), strips_accents(backend)
+
+    def __reduce__(self):
+        return type(self), (self.stored,)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        # As earlier versions stored it: by this value their runs are resumed.
+        return hashlib.sha256(earlier.file_content(self.stored)).hexdigest()
+
+    def files(self) -> dict[str, bytes]:
+        spec = tokenizer_json(self.stored)
+        content = json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode()
+        return stored_files(TOKENIZER_FILENAME, content, self.stored.special_tokens, self.layout)
 
     def _encode_ids(self, texts: list[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -214,11 +234,12 @@ class BytePairTokenizer(LibraryTokenizer):
 
     word_prefix = " "
 
-    def __init__(self, stored: StoredTokenizer):
-        super().__init__(stored)
-        spec = json.loads(stored.backend.to_str())
+    @functools.cached_property
+    def _continuing(self) -> tokenizers.Tokenizer:
+        """The tokenizer of a text that does not begin a word."""
+        spec = json.loads(self.stored.backend.to_str())
         byte_pair.byte_level_of(spec)["add_prefix_space"] = False
-        self._continuing = build_backend(spec, stored.filename)
+        return build_backend(spec, TOKENIZER_FILENAME)
 
     def _begins_word(self, piece: str) -> bool:
         return piece.startswith(byte_pair.SPACE) or piece in self._added
@@ -235,11 +256,12 @@ class BytePairTokenizer(LibraryTokenizer):
 class UnigramTokenizer(LibraryTokenizer):
     """A unigram model with ALBERT's normalization, or another. "▁" begins a word."""
 
-    def __init__(self, stored: StoredTokenizer):
-        super().__init__(stored)
-        spec = json.loads(stored.backend.to_str())
+    @functools.cached_property
+    def _continuing(self) -> tokenizers.Tokenizer:
+        """The tokenizer of a text that does not begin a word."""
+        spec = json.loads(self.stored.backend.to_str())
         unigram.metaspace_of(spec)["prepend_scheme"] = "never"
-        self._continuing = build_backend(spec, stored.filename)
+        return build_backend(spec, TOKENIZER_FILENAME)
 
     def _begins_word(self, piece: str) -> bool:
         return piece.startswith(unigram.SPACE) or piece in self._added
@@ -261,9 +283,8 @@ class UnigramTokenizer(LibraryTokenizer):
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model alone, which contains its normalization. "▁" begins a word."""
 
-    filename = SENTENCEPIECE_FILENAME
-
     def __init__(self, content: bytes, source: str):
+        self._content, self.sha256 = content, hashlib.sha256(content).hexdigest()
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         except RuntimeError as error:
@@ -274,13 +295,19 @@ class SentencePieceTokenizer(Tokenizer):
         ids = {piece: index for index, piece in enumerate(pieces)} | pad_and_unk
         self._ids = {piece: index for piece, index in ids.items() if index >= 0}
         check_special_tokens(SPECIAL_TOKENS, self._ids, source)
-        super().__init__(content, pieces, [self._ids[name] for name in SPECIAL_TOKENS])
+        super().__init__(pieces, [self._ids[name] for name in SPECIAL_TOKENS])
         self.lower_case, reason = lower_case_of(pieces)
         self.strips_accents = False
         self.casing = f"normalized by its SentencePiece model ({reason})"
         # Appends normalizer_spec.add_dummy_prefix=false: in a protocol buffer the last value wins.
         content += b"\x1a\x02\x18\x00"
         self._continuing = sentencepiece.SentencePieceProcessor(model_proto=content)
+
+    def __reduce__(self):  # Library objects are not sent to worker processes.
+        return type(self), (self._content, SENTENCEPIECE_FILENAME)
+
+    def files(self) -> dict[str, bytes]:
+        return stored_files(SENTENCEPIECE_FILENAME, self._content, SpecialTokens(), self.layout)
 
     def _begins_word(self, piece: str) -> bool:
         return piece.startswith(unigram.SPACE)
@@ -325,31 +352,29 @@ def _check_list(method: str, texts: Sequence[str]) -> None:
 
 
 def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> Tokenizer:
-    """Loads a WordPiece vocabulary (one piece per line), a SentencePiece model (`*.model`), or a
-    file that stores another tokenizer, such as the `bpe.json` of `tools/train_vocab.py`.
+    """Loads a vocabulary as in `tokenizer_from_bytes`, or the tokenizer of a directory.
 
-    `path` may also be the directory of a corpus, of a run (its workdir, or a checkpoint), or of a
-    model of transformers, such as a folder of the hub's cache. The files beside a vocabulary of
-    such a model are read, too. `lower_case` overrides what files or pieces say.
+    The directory is of a corpus, of a run (its workdir, or a checkpoint), or of a model of
+    transformers, such as a folder of the hub's cache. The files beside a vocabulary of such a model
+    are read, too. `lower_case` overrides what files or pieces say.
 
     Raises FileNotFoundError, and ValueError for a file that is none of these or lacks a special
     token.
     """
     name, path = str(path), find_snapshot(pathlib.Path(path))
-    if path.is_dir() and (stored := _find_in_checkpoints(path)):
-        tokenizer = read_from_checkpoint(stored)
+    if stored := _find_stored(path):
+        tokenizer = read_stored(stored)
         if lower_case not in (None, tokenizer.lower_case):
-            raise ValueError(f"{stored}: the casing of a checkpoint's tokenizer is fixed")
+            raise ValueError(f"{stored}: the casing of a stored tokenizer is fixed")
         return tokenizer
     directory = path if path.is_dir() else path.parent
     if _is_of_model(path, directory):
         named = "" if path.is_dir() else path.name
         if named and not path.exists():
             raise FileNotFoundError(f"no vocabulary at {path}: there is no such file")
-        stored = read_directory(directory, lower_case, named)
-        return TOKENIZERS[stored.filename](stored)
-    names = (VOCABULARY_FILENAME, *FILENAMES.values(), SENTENCEPIECE_FILENAME)
-    if path.is_dir():  # Of a corpus, for example.
+        return _of_library(read_directory(directory, lower_case, named))
+    names = (VOCABULARY_FILENAME, *earlier.JSON_FILENAMES, SENTENCEPIECE_FILENAME)
+    if path.is_dir():
         path = next((path / name for name in names if (path / name).exists()), path)
     if not path.is_file():
         fix = "train one with tools/train_vocab.py"
@@ -384,27 +409,23 @@ def _check_sha256(path: pathlib.Path, content: bytes) -> None:
         )
 
 
-def _find_in_checkpoints(directory: pathlib.Path) -> pathlib.Path | None:
-    """Returns the vocabulary file of a checkpoint or, as all have the same, of any of a run.
+def _find_stored(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the directory that stores a tokenizer as `read_stored` reads it, if there is one.
 
-    Returns None for other directories.
+    It is `path`, or the directory of a file that is `path`, or `vocabulary` in a checkpoint or, as
+    all have the same, in any of a run.
     """
+    stored_names = (LAYOUT_FILENAME, TOKENIZER_FILENAME, SENTENCEPIECE_FILENAME)
+    if not path.is_dir():
+        is_stored = path.name in stored_names and (path.parent / LAYOUT_FILENAME).exists()
+        return path.parent if is_stored else None
+    if (path / LAYOUT_FILENAME).exists():
+        return path
     for pattern in ("", "*/", "checkpoints/*/", "best/*/"):
-        if found := sorted(directory.glob(f"{pattern}vocabulary/metadata")):
-            return found[-1]
+        for name in (LAYOUT_FILENAME, earlier.CHECKPOINT_FILENAME):
+            if found := sorted(path.glob(f"{pattern}vocabulary/{name}")):
+                return found[-1].parent
     return None
-
-
-def read_from_checkpoint(path: pathlib.Path) -> Tokenizer:
-    """Reads `vocabulary/metadata` of a checkpoint. Raises ValueError for a damaged one."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        tokenizer = tokenizer_from_bytes(values["filename"], base64.b64decode(values["base64"]))
-        if tokenizer.sha256 != values["sha256"]:
-            raise ValueError("the vocabulary does not match its stored SHA-256")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}") from error
-    return tokenizer
 
 
 def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:
@@ -413,31 +434,57 @@ def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:
         return True
     if path.suffix == ".model":
         return is_albert(directory)
-    beside = ("config.json", TRANSFORMERS_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
+    beside = ("config.json", TOKENIZER_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
     beside += (byte_pair.VOCABULARY_JSON_FILENAME, GOOGLE_ALBERT_FILENAME)
-    is_of_model = any((directory / name).exists() for name in beside)
-    return is_of_model and path.name in (directory.name, VOCABULARY_FILENAME, TRANSFORMERS_FILENAME)
-
-
-# The name of the file of a tokenizer of the library -> its class.
-TOKENIZERS = {
-    VOCABULARY_FILENAME: WordPieceTokenizer,
-    FILENAMES["WordPiece"]: WordPieceTokenizer,
-    FILENAMES["BPE"]: BytePairTokenizer,
-    FILENAMES["Unigram"]: UnigramTokenizer,
-}
+    is_stored = (directory / LAYOUT_FILENAME).exists()  # Whose files are others.
+    is_of_model = not is_stored and any((directory / name).exists() for name in beside)
+    return is_of_model and path.name in (directory.name, VOCABULARY_FILENAME, TOKENIZER_FILENAME)
 
 
 def tokenizer_from_bytes(
     filename: str, content: bytes, lower_case: bool | None = None
 ) -> Tokenizer:
-    """Builds a tokenizer from a file's name and bytes. Raises ValueError like `load_tokenizer`."""
+    """Builds a tokenizer from the name and the bytes of a vocabulary.
+
+    It is WordPiece's (`vocab.txt`: one piece per line), a SentencePiece model (`*.model`), or a
+    `tokenizer.json` of any name (`*.json`). Raises ValueError like `load_tokenizer`.
+    """
     if filename.endswith(".model"):
         if lower_case is not None:
             raise ValueError(f"{filename}: the casing of a SentencePiece model is fixed")
         return SentencePieceTokenizer(content, filename)
     if filename.endswith(".json"):
-        stored = read_stored_json(content, filename)
-    else:
-        stored = read_vocabulary(content, filename, lower_case)
-    return TOKENIZERS[stored.filename](stored)
+        values = parse_json(content, filename)
+        read = earlier.read_json_file if "special_tokens" in values else read_alone
+        return _of_library(read(values, filename, lower_case))
+    return _of_library(read_vocabulary(content, filename, lower_case))
+
+
+def read_stored(directory: pathlib.Path) -> Tokenizer:
+    """Reads the files of `Tokenizer.files` from a directory. Raises ValueError for damaged ones."""
+    if (directory / earlier.CHECKPOINT_FILENAME).exists():
+        return tokenizer_from_bytes(
+            *earlier.read_checkpoint_file(directory / earlier.CHECKPOINT_FILENAME)
+        )
+    path = directory / LAYOUT_FILENAME
+    values = parse_json(path.read_bytes(), path)
+    try:
+        special_tokens = SpecialTokens(**values["special_tokens"])
+        layout = Layout(**values["sequence"])
+        path, digest = directory / values["file"], values["sha256"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(
+            f"{path} is damaged, or was changed: its SHA-256 is not the one in {LAYOUT_FILENAME}, "
+            "beside it. Copy both again"
+        )
+    if path.name == SENTENCEPIECE_FILENAME:
+        return SentencePieceTokenizer(content, str(path))
+    return _of_library(read_tokenizer_json(content, special_tokens, layout, path))
+
+
+def _of_library(stored: StoredTokenizer) -> LibraryTokenizer:
+    classes = {"WordPiece": WordPieceTokenizer, "BPE": BytePairTokenizer}
+    return classes.get(stored.kind, UnigramTokenizer)(stored)

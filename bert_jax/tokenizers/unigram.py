@@ -7,7 +7,7 @@ own normalization; "▁" begins a word. A text has the pieces of highest likelih
 import base64
 from collections.abc import Mapping
 
-from bert_jax.tokenizers.stored import SpecialTokens, hidden
+from bert_jax.tokenizers.stored import SpecialTokens
 
 ALBERT_TOKENS = SpecialTokens(pad="<pad>", unk="<unk>")
 SPACE = "▁"
@@ -82,20 +82,3 @@ def check_unigram(spec: Mapping, path: object) -> None:
     if metaspace_of(spec) is None:
         found = f"pre_tokenizer is {spec.get('pre_tokenizer')}"
         raise ValueError(f"{path}: {found}, expected Metaspace with the replacement {SPACE!r}")
-
-
-def hide_special_tokens(spec: dict, special_tokens: SpecialTokens) -> None:
-    """Renames the special tokens, so that they are not found in texts."""
-    names = {name: hidden(name) for name in special_tokens if name is not None}
-    _rename(spec, names)
-
-
-def show_special_tokens(spec: dict, special_tokens: SpecialTokens) -> None:
-    """Names the special tokens as before `hide_special_tokens`."""
-    names = {hidden(name): name for name in special_tokens if name is not None}
-    _rename(spec, names)
-
-
-def _rename(spec: dict, names: Mapping[str, str]) -> None:
-    vocabulary = spec["model"]["vocab"]
-    spec["model"]["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]

@@ -1,20 +1,23 @@
 """WordPiece tokenizers of the `tokenizers` library.
 
-A vocabulary alone, `vocab.txt`, stands for BERT's tokenizer as released. One with other options or
-with tokens of its own is stored as `wordpiece.json`, which has all of them.
+A vocabulary alone, `vocab.txt`, stands for BERT's tokenizer as released: its pieces say whether it
+lower-cases text.
 """
 
+import contextlib
+import json
 import pathlib
 import re
 from collections.abc import Sequence
 
 from bert_jax.tokenizers.stored import (
+    Layout,
     SpecialTokens,
     StoredTokenizer,
-    build_backend,
     check_special_tokens,
     describe_casing,
-    store_as_json,
+    make_tokenizer,
+    template,
 )
 
 VOCABULARY_FILENAME = "vocab.txt"
@@ -55,23 +58,31 @@ def read_vocabulary(content: bytes, source: str, lower_case: bool | None = None)
             raise ValueError(f"{source}, line {line_number}: {piece!r} is already on line {first}")
     ids = {piece: index for index, piece in enumerate(pieces)}
     check_special_tokens(SpecialTokens(), ids, source)
-    of_pieces, reason = lower_case_of(pieces)
-    if lower_case not in (None, of_pieces):
-        spec = bert_spec(ids, lower_case, MAX_WORD_CHARACTERS)
-        casing = describe_casing(lower_case, "as asked")
-        return store_as_json(spec, SpecialTokens(), casing, source)
-    spec = bert_spec(ids, of_pieces, MAX_WORD_CHARACTERS)
-    return StoredTokenizer(
-        VOCABULARY_FILENAME,
-        content,
-        build_backend(spec, source),
-        SpecialTokens(),
-        describe_casing(of_pieces, reason),
-    )
+    is_lower, reason = lower_case_of(pieces)
+    if lower_case not in (None, is_lower):
+        is_lower, reason = lower_case, "as asked"
+    spec = bert_spec(ids, is_lower, MAX_WORD_CHARACTERS)
+    spec["post_processor"] = template(Layout(), spec, SpecialTokens())
+    casing = describe_casing(is_lower, reason)
+    return make_tokenizer(spec, SpecialTokens(), Layout(), casing, source)
+
+
+def vocabulary_alone(stored: StoredTokenizer) -> bytes | None:
+    """Returns the `vocab.txt` that stands for a tokenizer; None if it would leave out something."""
+    if stored.kind != "WordPiece":
+        return None
+    backend = stored.backend.to_str()
+    pieces = json.loads(backend)["model"]["vocab"]
+    content = "".join(f"{piece}\n" for piece in pieces).encode()
+    with contextlib.suppress(ValueError):  # For pieces that no line can be, or without [MASK].
+        alone = read_vocabulary(content, VOCABULARY_FILENAME)
+        if (alone.backend.to_str(), alone.special_tokens) == (backend, stored.special_tokens):
+            return content
+    return None
 
 
 def bert_spec(ids: dict[str, int], lower_case: bool | None, max_word_characters: int) -> dict:
-    """Returns BERT's tokenizer in the format of `tokenizers`."""
+    """Returns BERT's tokenizer in the format of `tokenizers`, without a post-processor."""
     return {
         "version": "1.0",
         "truncation": None,

@@ -38,8 +38,7 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     if source.tokenizer.sha256 != tokenizer.sha256:
         raise ValueError(
             f"the corpus was not built with the tokenizer of the weights in {config.init_from}: "
-            f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256}), "
-            "or for a model of transformers with --vocab=DIR"
+            f"build it with --vocab={config.init_from}, whose tokenizer is then used unchanged"
         )
     return source
 

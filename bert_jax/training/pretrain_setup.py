@@ -304,24 +304,23 @@ def open_phases(config: ConfigDict) -> list[Phase]:
             )
         phases.append(phase)
         start = phase.stop
-    first, last = (phase.train.manifest for phase in (phases[0], phases[-1]))
-    for part, key, flag in (
-        ("vocabulary", "sha256", "vocab"),
-        ("config", "seed", "seed"),
-        ("config", "heldout_fraction", "heldout_fraction"),
-    ):
-        if first[part][key] != last[part][key]:
+    first, last = phases[0].train, phases[-1].train
+    is_same = {"vocab": first.tokenizer.sha256 == last.tokenizer.sha256}
+    for name in ("seed", "heldout_fraction"):
+        is_same[name] = first.manifest["config"][name] == last.manifest["config"][name]
+    for name in is_same:
+        if not is_same[name]:
             raise ValueError(
-                f"{config.corpus} and {config.long_phase.corpus} differ in {flag}: build both "
+                f"{config.corpus} and {config.long_phase.corpus} differ in {name}: build both "
                 "with the same, so that the run trains on no held-out document"
             )
     # In small corpora it also depends on the filters and the rows.
-    if first.get("heldout_share") != last.get("heldout_share"):
+    if first.manifest.get("heldout_share") != last.manifest.get("heldout_share"):
         raise ValueError(
             f"{config.corpus} and {config.long_phase.corpus} hold out other documents, as they are "
             "small: build both with a larger heldout_fraction"
         )
-    check_positions(config.model, phases[0].train.tokenizer.pad_id)
+    check_positions(config.model, first.tokenizer.pad_id)
     return phases
 
 

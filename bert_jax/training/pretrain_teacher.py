@@ -41,8 +41,7 @@ def read_teacher(
     if teacher.tokenizer.sha256 != tokenizer.sha256:
         raise ValueError(
             f"the corpus was not built with the tokenizer of the teacher in {directory}: build it "
-            f"with its {teacher.tokenizer.filename} (SHA-256 {teacher.tokenizer.sha256}), or with "
-            "--vocab=CORPUS, the corpus that the teacher was trained on"
+            f"with --vocab={directory}, whose tokenizer is then used unchanged"
         )
     return teacher
 

@@ -17,7 +17,7 @@ import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_steps, write_checkpoint
-from bert_jax.checkpoints.parameters import model_settings, modules_of, parameter_shapes
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.checkpoints.verify import print_summary, verify_checkpoint
 from bert_jax.model.config import BertConfig
@@ -46,9 +46,7 @@ def workdir(config, tmp_path_factory):
     phases = open_phases(config)
     tokenizer = phases[0].train.tokenizer
     setup = setup_pretraining(config, phases, tokenizer)
-    settings = pretrain.run_settings(
-        setup, phases, modules_of(setup.abstract_state.params), weights={}
-    )
+    settings = pretrain.run_settings(setup, phases, weights={})
     rng = np.random.default_rng(0)
     state = jax.tree.map(
         lambda leaf: jax.device_put(rng.random(leaf.shape).astype(leaf.dtype), leaf.sharding),

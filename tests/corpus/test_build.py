@@ -94,7 +94,7 @@ def test_output_is_the_same_for_any_number_of_processes(tmp_path, text, monkeypa
         )
     first = directory_bytes(tmp_path / "1")
     assert directory_bytes(tmp_path / str(num_processes)) == first
-    assert len(first) == 3 + 1 + 3  # shards; manifest, vocabulary, samples
+    assert len(first) == 3 + 1 + 4  # shards; manifest, tokenizer and its layout, samples
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -102,8 +102,10 @@ def test_manifest_matches_the_rows(tmp_path, text, kind):
     config = corpus_config(rows=kind)
     manifest = build_corpus(text, TOKENIZER, tmp_path / "out", config, num_processes=1)
     assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert (tmp_path / "out" / "vocab.txt").read_bytes() == TOKENIZER.content
-    assert manifest["vocabulary"]["sha256"] == TOKENIZER.sha256
+    digests = directory_bytes(tmp_path / "out")
+    files = manifest["vocabulary"]["files"]
+    assert files == {name: digests[name] for name in ("layout.json", "tokenizer.json")}
+    assert load_tokenizer(tmp_path / "out").sha256 == TOKENIZER.sha256
     num_words = 0
     assert sum(split["documents"] for split in manifest["splits"].values()) == 120
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 120 * 12
@@ -393,11 +395,12 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
     build_corpus(text, TOKENIZER, out, corpus_config(), num_processes=1)
     assert sorted(os.listdir(out)) == [
         "heldout-00000-of-00001.array_record",
+        "layout.json",
         "manifest.json",
         "notes.md",
         "samples.json",
+        "tokenizer.json",
         "train-00000-of-00001.array_record",
-        "vocab.txt",
     ]
 
 
@@ -597,7 +600,7 @@ def test_full_sentences_of_byte_level_bpe_decode_to_the_text(tmp_path, capsys):
     tokenizer = train_bpe(tmp_path, "\n".join(sentences) * 9)
     settings = {"sentences": "lines", "heldout_fraction": 0, "max_seq_length": 128}
     arguments = str(tmp_path / "text.txt"), tokenizer, tmp_path / "corpus"
-    with pytest.raises(ValueError, match=r"bpe.json have no segments: .* --rows=full_sentences"):
+    with pytest.raises(ValueError, match=r"tokenizer have no segments: .* --rows=full_sentences"):
         build_corpus(*arguments, CorpusConfig(**settings), num_processes=1)
     build_corpus(*arguments, CorpusConfig(**settings, rows="full_sentences"), num_processes=1)
     rows = Rows(tmp_path / "corpus", "train", None)
@@ -614,7 +617,7 @@ def test_full_sentences_of_byte_level_bpe_decode_to_the_text(tmp_path, capsys):
 def test_rows_of_a_tokenizer_that_adds_no_special_tokens_are_refused(tmp_path):
     (tmp_path / "text.txt").write_text("the river")
     bare = without_special_tokens(load_tokenizer(write_vocabulary(tmp_path / "vocab.txt")))
-    with pytest.raises(ValueError, match=r"wordpiece\.json adds no special .* `post_processor`"):
+    with pytest.raises(ValueError, match=r"tokenizer adds no special .* `post_processor`"):
         plan.Plan(str(tmp_path / "text.txt"), bare, CorpusConfig(max_seq_length=16))
 
 
@@ -689,7 +692,7 @@ def test_interrupted_build_of_something_else_is_not_continued(tmp_path, text, mo
 def test_killed_build_continues_to_the_same_corpus(tmp_path, monkeypatch):
     """Kills the parent, a worker, or both, at random moments; see BERT_JAX_KILLS."""
     text = write_text(tmp_path / "text.txt", 190, 400)
-    (tmp_path / "vocab.txt").write_bytes(TOKENIZER.content)
+    (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL + WORDS))
     program = (
         "from bert_corpus import inputs, build\n"
         "from bert_corpus.config import CorpusConfig\n"

@@ -117,7 +117,7 @@ def test_texts_with_equal_token_ids_have_equal_hashes(tokenizers):
             ids, other_ids = tokenizer.encode_batch([text, other])
             if ids == other_ids and tokenizer.unk_id not in ids:
                 num_equal += 1
-                assert text_hash(text, 0) == text_hash(other, 0), (text, other, tokenizer.filename)
+                assert text_hash(text, 0) == text_hash(other, 0), (text, other, tokenizer.casing)
     assert num_equal > 1000
 
 

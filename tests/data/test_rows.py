@@ -1,4 +1,5 @@
 import concurrent.futures
+import hashlib
 import json
 import pickle
 import random
@@ -13,6 +14,7 @@ from bert_jax.data import rows as rows_module
 from bert_jax.data.packing import row_dtype
 from bert_jax.data.rows import END_BYTES, FORMAT_VERSION, CorpusError, Rows
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
+from tests.helpers.earlier import make_earlier_corpus
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(50))]
 TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join(WORDS).encode())
@@ -103,24 +105,35 @@ def test_stream_does_not_depend_on_threads_or_cache_size(corpus, monkeypatch):
 
 def write_numbered_rows(directory, num_rows, block_rows, tokens=None):
     """Writes a corpus of short rows, without building it from text."""
-    rows = np.zeros(num_rows, row_dtype(8, 1))
+    rows, files = np.zeros(num_rows, row_dtype(8, 1)), TOKENIZER.files()
     if tokens is not None:
         rows["tokens"] = tokens
     with writing.open_scratch(directory, []) as scratch:
         path = scratch / "train-00000-of-00001.array_record"
         shard = writing.write_shard(path, rows, block_rows)
-        (scratch / "vocab.txt").write_bytes(TOKENIZER.content)
+        for name, content in files.items():
+            (scratch / name).write_bytes(content)
         manifest = {
             "format_version": FORMAT_VERSION,
             "splits": {"train": {"rows": num_rows, "shards": [shard]}},
             "config": {"max_seq_length": 8, "max_sequences": 1, "block_rows": block_rows},
             "vocabulary": {
-                "filename": "vocab.txt",
-                "sha256": TOKENIZER.sha256,
+                "files": {name: hashlib.sha256(each).hexdigest() for name, each in files.items()},
                 "size": TOKENIZER.vocab_size,
             },
         }
-        writing.publish(scratch, directory, [path.name, "vocab.txt"], manifest)
+        writing.publish(scratch, directory, [path.name, *files], manifest)
+
+
+def test_corpus_of_an_earlier_version_has_the_same_rows_and_tokenizer(corpus):
+    rows = Rows(corpus, "train", shuffle_seed=3)
+    earlier = Rows(make_earlier_corpus(corpus), "train", shuffle_seed=3)
+    assert not (corpus / "tokenizer.json").exists()
+    assert earlier.tokenizer.sha256 == rows.tokenizer.sha256
+    assert_same(earlier.read(0, 40), rows.read(0, 40))
+    (corpus / "vocab.txt").write_text("\n".join([*WORDS, "more"]))
+    with pytest.raises(CorpusError, match=r"vocab\.txt is not the vocabulary of the corpus"):
+        Rows(corpus, "train")
 
 
 @pytest.mark.parametrize("batch_size", [32, 256])
@@ -178,7 +191,9 @@ def damage_block(corpus):
 
 
 def swap_vocabulary(corpus):
-    (corpus / "vocab.txt").write_text("\n".join([*WORDS, "more"]))
+    other = tokenizer_from_bytes("vocab.txt", "\n".join([*WORDS, "more"]).encode())
+    for name, content in other.files().items():
+        (corpus / name).write_bytes(content)
 
 
 def shrink_vocabulary(manifest):
@@ -207,7 +222,7 @@ def remove_rows(manifest):
             "not the vocabulary of the corpus.* would stand for other tokens; build",
         ),
         (
-            lambda c: (c / "vocab.txt").unlink(),
+            lambda c: (c / "tokenizer.json").unlink(),
             CorpusError,
             "cannot read the vocabulary of the corpus",
         ),
@@ -249,7 +264,7 @@ def read_all(corpus):
     """Returns the rows of both splits, the manifest and the tokenizer."""
     splits = [Rows(corpus, split) for split in ("train", "heldout")]
     fields = [rows.read(0, rows.num_rows) for rows in splits]
-    return fields, splits[0].manifest, splits[0].tokenizer.content
+    return fields, splits[0].manifest, splits[0].tokenizer.files()
 
 
 def assert_error_or_no_effect(corpus, intact) -> bool:

@@ -1,6 +1,5 @@
 """Small texts, vocabularies, corpora and TFDS datasets."""
 
-import json
 import pathlib
 import random
 
@@ -9,8 +8,8 @@ import sentencepiece
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.vocabulary import train_byte_pair
-from bert_jax.tokenizers.stored import Layout, store_as_json, template
-from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.stored import Layout, make_tokenizer, template, tokenizer_json
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 VOCABULARY = (
     "the a of and river mountain village people water stone old new small large north south built "
@@ -49,14 +48,20 @@ def train_bpe(directory: pathlib.Path, text: str, size: int = 300):
     return load_tokenizer(directory / "bpe.json")
 
 
+def store_tokenizer(tokenizer, directory: pathlib.Path):
+    """Writes the files of a tokenizer into a new directory; returns it, read from there."""
+    directory.mkdir(parents=True)
+    for name, content in tokenizer.files().items():
+        (directory / name).write_bytes(content)
+    return load_tokenizer(directory)
+
+
 def without_special_tokens(tokenizer):
     """Returns a tokenizer of the same vocabulary that adds no special tokens around texts."""
-    spec = json.loads(tokenizer.stored.backend.to_str())
-    special_tokens = tokenizer.stored.special_tokens
-    layout = Layout(0, True, is_bare=True)
-    spec["post_processor"] = template(layout, spec, special_tokens)
-    stored = store_as_json(spec, special_tokens, tokenizer.casing, "test")
-    return tokenizer_from_bytes(stored.filename, stored.content)
+    spec, layout = tokenizer_json(tokenizer.stored), Layout(0, True, is_bare=True)
+    spec["post_processor"] = template(layout, spec, tokenizer.stored.special_tokens)
+    stored = make_tokenizer(spec, tokenizer.stored.special_tokens, layout, "", "test")
+    return type(tokenizer)(stored)
 
 
 def write_albert_vocabulary(path: pathlib.Path) -> None:

@@ -14,8 +14,9 @@ from bert_jax.data.features import make_sequence
 from bert_jax.inference.masked_text import tokenize_masked
 from bert_jax.tokenizers.characters import BLANK
 from bert_jax.tokenizers.export import transformers_files
-from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.golden import make_tokenization as golden
+from tests.helpers.corpora import store_tokenizer
 
 transformers = pytest.importorskip("transformers")
 
@@ -72,7 +73,7 @@ def assert_equal(ours, reference, texts, tmp_path):
     ids = ours.encode_batch(texts)
     different = [t for t, a, b in zip(texts, ids, encoded["input_ids"], strict=True) if a != b]
     assert not different, f"{len(different)} of {len(texts)} differ, first: {different[0]!r}"
-    assert tokenizer_from_bytes(ours.filename, ours.content).encode_batch(texts) == ids
+    assert store_tokenizer(ours, tmp_path / "stored").encode_batch(texts) == ids
     others = ids[1:] + ids[:1]
     pairs = reference(texts, texts[1:] + texts[:1], return_token_type_ids=True, verbose=False)
     for number, (first, second) in enumerate(zip(ids, others, strict=True)):
@@ -166,7 +167,7 @@ def test_albert_equals_transformers(options, saved, albert_model, texts, tmp_pat
         source = tmp_path / "saved"
         reference.save_pretrained(source)
     ours = load_tokenizer(source)
-    assert ours.filename == "unigram.json"
+    assert ours.stored.kind == "Unigram"
     assert ours.lower_case == options.get("do_lower_case", True)
     assert_equal(ours, reference, texts, tmp_path)
 

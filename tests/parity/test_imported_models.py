@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.golden import make_tokenization as golden
+from tests.helpers.corpora import store_tokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -65,7 +66,7 @@ def test_ids_of_imported_tokenizers_equal_transformers(options, added, saved, te
         (tmp_path / "saved" / "config.json").write_text('{"model_type": "bert"}')
     ours = load_tokenizer(tmp_path / "saved" if saved else source)
     expected = reference(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    for tokenizer in (ours, tokenizer_from_bytes(ours.filename, ours.content)):
+    for tokenizer in (ours, store_tokenizer(ours, tmp_path / "stored")):
         actual = tokenizer.encode_batch(texts)
         different = [t for t, a, b in zip(texts, actual, expected, strict=True) if a != list(b)]
         assert not different, f"{len(different)} of {NUM_TEXTS} differ, first: {different[0]!r}"

@@ -314,8 +314,8 @@ def test_a_run_holds_its_vocabulary(tmp_path, path):
     write_random_encoder(tmp_path / "run/checkpoints/7", tokenizer)
     (tmp_path / "run/config.json").write_text("{}")
     loaded = load_tokenizer(tmp_path / path)
-    assert loaded.sha256 == tokenizer.sha256 and loaded.filename == "vocab.txt"
-    with pytest.raises(ValueError, match="the casing of a checkpoint's tokenizer is fixed"):
+    assert loaded.sha256 == tokenizer.sha256 and loaded.files() == tokenizer.files()
+    with pytest.raises(ValueError, match="the casing of a stored tokenizer is fixed"):
         load_tokenizer(tmp_path / path, lower_case=not tokenizer.lower_case)
 
 
@@ -354,7 +354,7 @@ def test_no_changed_bit_of_a_vocabulary_with_a_checksum_is_silent(tmp_path):
     checksum = tmp_path / "vocab.txt.sha256"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert checksum.read_text() == f"{digest}  vocab.txt\n"
-    intact, rng = load_tokenizer(path).content, random.Random(0)
+    intact, rng = load_tokenizer(path).sha256, random.Random(0)
     for changed in [path] * 100 + [checksum] * 30:
         content = bytearray(changed.read_bytes())
         content[rng.randrange(64 if changed == checksum else len(content))] ^= 1 << rng.randrange(8)
@@ -365,7 +365,7 @@ def test_no_changed_bit_of_a_vocabulary_with_a_checksum_is_silent(tmp_path):
         with pytest.raises(ValueError, match=r"remove vocab\.txt\.sha256"):
             load_tokenizer(tmp_path)
         changed.write_bytes(original)
-    assert load_tokenizer(path).content == intact
+    assert load_tokenizer(path).sha256 == intact
     checksum.unlink()
     path.write_text(path.read_text() + "own\n")
     assert load_tokenizer(path).token_to_id("own")

@@ -12,6 +12,7 @@ from bert_jax.data.features import make_sequence
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.stored import Layout
 from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import store_tokenizer
 
 TEXT = 'The boats, of Zurich, are old. In 1999, 9, 19, and 29, the "river" crossed the boat.'
 TEXTS = (TEXT, TEXT.lower())
@@ -57,7 +58,7 @@ def surface(tokenizer, text):
 
 def test_text_is_normalized_as_by_albert(model, tmp_path):
     tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT))
-    assert tokenizer.filename == "unigram.json" and tokenizer.lower_case
+    assert tokenizer.stored.kind == "Unigram" and tokenizer.lower_case
     assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_token == "[MASK]"
     assert tokenizer.layout == Layout()
     assert surface(tokenizer, "``The''  ZÜRICH\t") == '▁"the"▁zurich'
@@ -107,7 +108,7 @@ def test_a_model_alone_stays_a_sentencepiece_model(tmp_path):
     model = train(pad_piece="[PAD]", unk_piece="[UNK]")
     directory = write(tmp_path / "m", model)
     for path in (directory, directory / "spiece.model"):
-        assert load_tokenizer(path).filename == "spiece.model"
+        assert "spiece.model" in load_tokenizer(path).files()
 
 
 def test_text_after_a_mask_begins_no_word_without_a_space(model, tmp_path):
@@ -126,15 +127,13 @@ def test_transformers_files_are_read_back_as_the_same_tokenizer(option, model, t
         (exported / name).write_text(text)
     spec = json.loads((exported / "tokenizer.json").read_text())
     assert [piece for piece, _ in spec["model"]["vocab"][:3]] == ["<pad>", "<unk>", "[CLS]"]
-    (tmp_path / "stored").mkdir()
-    (tmp_path / "stored/unigram.json").write_bytes(tokenizer.content)
     others = [
         load_tokenizer(exported),
-        load_tokenizer(tmp_path / "stored"),
+        store_tokenizer(tokenizer, tmp_path / "stored"),
         pickle.loads(pickle.dumps(tokenizer)),
     ]
     for other in others:
-        assert (other.content, other.special_ids) == (tokenizer.content, (0, 1, 2, 3, 4))
+        assert (other.files(), other.special_ids) == (tokenizer.files(), (0, 1, 2, 3, 4))
         assert surface(other, TEXT) == surface(tokenizer, TEXT)
 
 
@@ -249,7 +248,7 @@ def test_xlm_roberta_has_the_ids_of_transformers(files, changes, tmp_path):
     for name, content in transformers_files(tokenizer.stored, 64).items():
         text = content if isinstance(content, str) else json.dumps(content)
         (exported / name).write_text(text)
-    assert load_tokenizer(exported).content == tokenizer.content
+    assert load_tokenizer(exported).files() == tokenizer.files()
 
 
 def test_xlm_roberta_with_what_its_class_would_drop_is_refused(tmp_path):
