@@ -34,7 +34,7 @@ NAN = float("nan")  # An empty cell of a table.
 
 @pytest.fixture(scope="module")
 def tokenizer(corpus):
-    return load_tokenizer(corpus / "vocab.txt")
+    return load_tokenizer(corpus)
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def given(corpus, tmp_path_factory):
     directory = tmp_path_factory.mktemp("teachers")
 
     def write(name: str, seed: int = 0, has_head: bool = True, tokenizer=None, **fields):
-        tokenizer = tokenizer or load_tokenizer(corpus / "vocab.txt")
+        tokenizer = tokenizer or load_tokenizer(corpus)
         sizes = {"hidden_size": 64, "num_layers": 4, "num_heads": 1, "intermediate_size": 256}
         config = small_model_config(tokenizer.vocab_size, **sizes | fields)
         model = PretrainingModel(config, next_sentence=False)

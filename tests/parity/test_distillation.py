@@ -67,7 +67,7 @@ def teacher(tmp_path_factory):
     """Returns the directories of a corpus and of a random teacher with 12 layers."""
     directory = tmp_path_factory.mktemp("teacher")
     corpus = build_small_corpus(directory, rows="full_sentences")
-    tokenizer = load_tokenizer(corpus / "vocab.txt")
+    tokenizer = load_tokenizer(corpus)
     sizes = {"hidden_size": 24, "num_layers": 12, "num_heads": 2, "intermediate_size": 32}
     config = BertConfig(tokenizer.vocab_size, **sizes, max_position_embeddings=64)
     init = jax.jit(PretrainingModel(config).init)
