@@ -250,7 +250,7 @@ def test_long_phase_alone_continues_a_finished_run(
 @pytest.fixture
 def continued(corpus, tmp_path):
     """Weights without pooler and next-sentence head, and the configuration to continue them."""
-    tokenizer = load_tokenizer(corpus / "vocab.txt")
+    tokenizer = load_tokenizer(corpus)
     bert = small_model_config(
         tokenizer.vocab_size,
         num_heads=2,
