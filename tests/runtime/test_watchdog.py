@@ -35,7 +35,7 @@ def train_and_evaluate(config, workdir):
     threading.Thread(target=say_when_waiting, args=arguments, daemon=True).start()
     libc.pthread_mutex_lock(mutex)
 
-main.start(train_and_evaluate, "pretrain")
+main.start(train_and_evaluate, "pretrain", lambda config: {})
 """
 
 
