@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax.checkpoints.read import read_model
+from bert_jax.data.batches import heldout_batches
 from bert_jax.pretrain import evaluate, train_and_evaluate
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
@@ -60,10 +61,11 @@ def heldout_loss(corpus: pathlib.Path, workdir: pathlib.Path) -> float:
     config, source = make_config(corpus, 1, seed=0), read_model(workdir)
     (phase,) = open_phases(config)
     setup = setup_pretraining(config, [phase], source.tokenizer, source_settings=source.settings)
-    objective = setup.objective(phase)
+    objective = setup.phases[0].objective
     eval_step = make_eval_step(setup.model, setup.mesh, objective, seed=0)
-    arguments = phase, batch_sharding(setup.mesh), config, lambda **_: None
-    return evaluate(objective, eval_step, source.params, *arguments)["mlm_loss"]
+    batches = heldout_batches(phase.heldout, batch_sharding(setup.mesh), config.eval_batch_size)
+    scores = evaluate(objective, eval_step, source.params, batches, lambda limited: None)
+    return scores["mlm_loss"]
 
 
 def main(argv: list[str]) -> None:

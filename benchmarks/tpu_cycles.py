@@ -88,7 +88,7 @@ def our_cycles(chip: str) -> int:
     phases = compilation.planned_phases(config, (128, LENGTH.value))
     devices = [compilation.describe_device(chip)]
     setup = setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, devices)
-    _, hlo = compilation.compile_step(setup, phases[-1])
+    _, hlo = compilation.compile_step(setup, setup.phases[-1])
     return hlo_cost.step_cost(hlo, chip).cycles.total()
 
 

@@ -140,7 +140,7 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
 
     from bert_jax.data.masking import Masking
     from bert_jax.model.bert import RULES
-    from bert_jax.model.execution import Execution
+    from bert_jax.model.execution import Execution, plan_execution
     from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.sharding.mesh import make_mesh
     from bert_jax.sharding.rules import infer_shardings
@@ -158,7 +158,7 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
     objective = MaskedLm(masking)
     # Unrolled, as a run on one device should be (configs/pretrain/demo.py).
     execution = Execution(scan_layers=scan_layers, dtype=dtype())
-    model = objective.make_model(config, execution)
+    model = objective.make_model(config, plan_execution(execution, jax.devices()[0]))
     optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
     num_rows, length = workload.batch, workload.length
     pairs = np.zeros((num_rows, 8, 3), np.uint16)

@@ -15,7 +15,7 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 from absl import logging
@@ -92,7 +92,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             teacher_settings=teacher.settings if teacher else None,
         )
         check_segments(phases, setup.model.config)
-        weights = choose_weights(setup, phases[0], source, teacher)
+        weights = choose_weights(setup, source, teacher)
         sharding = batch_sharding(setup.mesh)
 
     # The configuration is valid: claim the workdir.
@@ -111,7 +111,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text(encoding="utf-8"))
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
-    forecast.log_run(setup, phases, first_step)
+    forecast.log_run(setup, first_step)
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, workdir)
         watchdog.beat(f"restoring step {first_step}")
@@ -123,7 +123,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, weights, checkpointer)
         unreported, owes_evaluation = [], False
-    frozen = place_frozen(setup, phases[0], teacher)
+    frozen = place_frozen(setup, teacher)
     lengths = trained_lengths(phases, weights)
     del source, weights, teacher  # Their memory.
 
@@ -135,21 +135,23 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     progress = monitoring.progress_bar(first_step, num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
 
-    objectives = [setup.objective(phase) for phase in phases]
-    eval_steps = make_eval_steps(setup, objectives, frozen)
+    eval_steps = make_eval_steps(setup, frozen)
 
     def evaluate_after(step: int, params: dict) -> dict[str, float]:
         """Writes and returns the scores on the held-out rows of the phase of `step`."""
         index = next(index for index, phase in enumerate(phases) if step <= phase.stop)
+        phase, objective = phases[index], setup.phases[index].objective
+        batches = heldout_batches(phase.heldout, sharding, config.eval_batch_size)
+        batches = itertools.islice(batches, config.max_eval_batches or None)
         beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
-        objective, eval_step = objectives[index], eval_steps[index]
-        scores = evaluate(objective, eval_step, params, phases[index], sharding, config, beat)
+        scores = evaluate(objective, eval_steps[index], params, batches, beat)
         writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
         return scores
 
     if owes_evaluation:
         evaluate_after(first_step, state.params)
-    for phase, objective, length in zip(phases, objectives, lengths, strict=True):
+    for phase_setup, length in zip(setup.phases, lengths, strict=True):
+        phase, objective = phase_setup.phase, phase_setup.objective
         if first_step >= phase.stop:
             continue
         update_step = make_pretrain_step(
@@ -158,10 +160,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             setup.shardings,
             objective,
             seed=config.seed,
-            num_microbatches=setup.num_microbatches(phase),
+            num_microbatches=phase_setup.num_microbatches,
             overlap_collectives=config.overlap_collectives,
         )
-        row_flops = setup.flops_per_row(phase)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
             phase.train, sharding, phase.batch_size, start - phase.start, phase.num_steps
@@ -197,12 +198,12 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             if reports:
                 values = train_metrics(setup, objective, step, values)
                 values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
-                values |= timer.measure(step, phase.batch_size, row_flops)
+                values |= timer.measure(step, phase.batch_size, phase_setup.flops_per_row)
                 writer.write(step, values)
                 if step - start <= config.log_every:
                     progress.clear()  # The line of the log replaces the bar, which follows it.
-                    flops = forecast.flops_left(setup, phases, step)
-                    forecast.log_step(step, values, phase.batch_size, flops / row_flops)
+                    rows_left = forecast.flops_left(setup, step) / phase_setup.flops_per_row
+                    forecast.log_step(step, values, phase.batch_size, rows_left)
                 monitoring.show(progress, values, objective.main_accuracy)
                 unreported.clear()
                 waits.clear()
@@ -255,13 +256,11 @@ def train_metrics(
     return values | {"learning_rate": float(setup.schedule(step - 1))}
 
 
-def make_eval_steps(
-    setup: PretrainSetup, objectives: list[Objective], frozen: dict
-) -> list[Callable]:
-    """Builds the jitted (params, rows) -> sums of each objective."""
+def make_eval_steps(setup: PretrainSetup, frozen: dict) -> list[Callable]:
+    """Builds the jitted (params, rows) -> sums of each phase."""
     steps = []
-    for objective in objectives:
-        step = make_eval_step(setup.model, setup.mesh, objective, seed=setup.config.seed)
+    for phase in setup.phases:
+        step = make_eval_step(setup.model, setup.mesh, phase.objective, seed=setup.config.seed)
         steps.append(functools.partial(step, frozen=frozen))
     return steps
 
@@ -303,15 +302,11 @@ def read_unreported(settings: dict) -> list[dict]:
 
 
 def evaluate(
-    objective: Objective, eval_step, params, phase, sharding, config, beat
+    objective: Objective, eval_step: Callable, params: dict, batches: Iterable, beat: Callable
 ) -> dict[str, float]:
-    """Returns losses (nats), perplexity and accuracies over the phase's held-out rows.
-
-    Takes at most `config.max_eval_batches` batches (0: all), and calls `beat` for each.
-    """
+    """Returns losses (nats), perplexity and accuracies over batches; calls `beat` for each."""
     sums = []
-    batches = heldout_batches(phase.heldout, sharding, config.eval_batch_size)
-    for index, rows in enumerate(itertools.islice(batches, config.max_eval_batches or None)):
+    for index, rows in enumerate(batches):
         beat(limited=index > 0)  # The first one may compile.
         # Waits for the batch. Evaluations do not depend on each other, so devices may run several
         # at once in different orders, and their collectives then wait for each other forever.

@@ -38,10 +38,10 @@ class AllTokensModel(ReplacedTokenModel):
 class AllTokensMlm(ReplacedTokens):
     """Predicts masked tokens with a generator, then all tokens of the row with its samples."""
 
-    def make_model(self, config, execution) -> AllTokensModel:
+    def make_model(self, config, plan) -> AllTokensModel:
         """Builds the model. Raises ValueError for a generator that does not match `config`."""
         self.generator.config(config)
-        return AllTokensModel(config, execution, self.generator)
+        return AllTokensModel(config, plan, self.generator)
 
     def model_sums(self, model, params, batch, is_replaced, dropout) -> Sums:
         """Returns the sums over all tokens, as "replaced"; correct if the probability is > 1/2."""

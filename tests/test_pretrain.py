@@ -11,14 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 
 import jax
 import numpy as np
 import optax
 import pytest
 from absl import flags
-from ml_collections import ConfigDict
 
 import bert_jax
 from bert_corpus.vocabulary import train_byte_pair, train_sentencepiece
@@ -297,7 +295,7 @@ def test_first_loss_is_the_loss_of_the_given_weights(continued, tmp_path):
     setup = setup_pretraining(config, [phase], tokenizer, source_settings=settings)
     (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
     key, _ = jax.random.split(jax.random.key(config.seed))  # The step's own.
-    batch = setup.objective(phase).prepare(rows, key)
+    batch = setup.phases[0].objective.prepare(rows, key)
     fresh = setup.init(jax.random.key(config.seed)).params
     expected, of_fresh = (
         float(
@@ -357,18 +355,17 @@ def test_longer_run_continues_as_documented_with_other_batches(
     assert first_rows[0] != first_rows[1]
 
 
-def test_evaluation_takes_at_most_max_eval_batches(corpus):
-    (phase,) = open_phases(config := small_config(corpus, max_eval_batches=1))
-    names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+def test_evaluation_takes_at_most_max_eval_batches(corpus, tmp_path, monkeypatch):
+    config = small_config(corpus, max_eval_batches=1, num_steps=1, warmup_steps=0)
     evaluated_ids = []
 
-    def eval_step(params, rows):
-        evaluated_ids.append(rows["row_ids"].tolist())
-        return dict.fromkeys(names, (1.0, 1.0))
+    def evaluate(objective, eval_step, params, batches, beat):
+        evaluated_ids.extend(rows["row_ids"].tolist() for rows in batches)
+        return {}
 
-    sharding = batch_sharding(make_mesh())
-    pretrain.evaluate(MaskedLm, eval_step, {}, phase, sharding, config, lambda limited: None)
-    assert evaluated_ids == [[*range(8)]] and phase.heldout.num_rows > 8
+    monkeypatch.setattr(pretrain, "evaluate", evaluate)
+    pretrain.train_and_evaluate(config, tmp_path)
+    assert evaluated_ids == [[*range(8)]] and open_phases(config)[0].heldout.num_rows > 8
 
 
 def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):
@@ -612,7 +609,7 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     assert activities[-4:] == ["saving step 9", *last]
 
 
-def test_evaluation_waits_for_each_batch(monkeypatch):
+def test_evaluation_waits_for_each_batch():
     """Collectives of evaluations that run at once may wait for each other forever."""
     running, counts = [], iter([30, 10, 2])
 
@@ -635,15 +632,12 @@ def test_evaluation_waits_for_each_batch(monkeypatch):
             for name, total in sums.items()
         }
 
-    monkeypatch.setattr(pretrain, "heldout_batches", lambda *_: range(3))
-    fields = {"eval_batch_size": 1, "max_eval_batches": 0, "objective": "masked_lm"}
-    config, beats = ConfigDict(fields), []
-    phase = types.SimpleNamespace(heldout=None)
+    beats = []
 
     def beat(limited):
         beats.append(limited)
 
-    scores = pretrain.evaluate(MaskedLm, eval_step, {}, phase, None, config, beat)
+    scores = pretrain.evaluate(MaskedLm, eval_step, {}, range(3), beat)
     assert beats == [False, True, True] and scores["nsp_accuracy"] == 0.5
     assert scores["mlm_loss"] == (30 * 30 + 10 * 10 + 2 * 2) / 42  # Not a mean of means.
 

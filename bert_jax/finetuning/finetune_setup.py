@@ -27,7 +27,7 @@ from bert_jax.finetuning.step import (
 from bert_jax.finetuning.task_data import TO_PREDICT, TaskData, log_task
 from bert_jax.model.architecture import config_from_settings, config_to_settings
 from bert_jax.model.encoder import num_stacked_layers
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import Execution, log_path, plan_execution
 from bert_jax.model.heads import make_model
 from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.sharding.mesh import make_mesh
@@ -100,8 +100,9 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
     architecture = config_from_settings(source.settings)
     if (rate := config.model.get("classifier_dropout_rate")) is not None:
         architecture = dataclasses.replace(architecture, classifier_dropout_rate=rate)
-    model = make_model(architecture, data.head_settings, model_execution(config))
     mesh = make_mesh(**config.mesh)
+    plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
+    model = make_model(architecture, data.head_settings, plan)
 
     task, shape = data.task, data.shape
     rows_per_prediction = default_rows_per_microbatch(
@@ -146,14 +147,14 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
 
 
 def model_execution(config: ConfigDict) -> Execution:
-    """Returns how the model runs: the fields of `config.model` that are of no trial and no head."""
+    """Returns how the model is to run: what `config.model` says of no trial and no head."""
     others = (*RATES, "classifier_dropout_rate", "lstm_size")
     given = {name: value for name, value in config.model.items() if value is not None}
     return Execution(**{name: value for name, value in given.items() if name not in others})
 
 
 def log_setup(setup: FinetuneSetup) -> None:
-    """Logs the sizes of the task, and warns of rows longer than the weights were trained on."""
+    """Logs how layers run, and the sizes of the task; warns of positions that are untrained."""
     config, trained = setup.config, setup.trained_length
     if trained and config.max_seq_length > trained:
         logging.warning(
@@ -165,6 +166,7 @@ def log_setup(setup: FinetuneSetup) -> None:
             trained,
             trained,
         )
+    log_path(setup.model.plan, setup.model.config, setup.data.shape.length)
     log_task(setup.data.task, setup.data.shape, setup.num_steps(config))
 
 

@@ -16,7 +16,7 @@ from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_row
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.attention import attention_probabilities
 from bert_jax.model.encoder import Encoder, share_layers
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 
 ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row partly empty.
 # The activations of more rows leave a CPU's caches: MiniLM takes 3 % longer with 32, 19 % with 64.
@@ -133,23 +133,23 @@ def _spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict)
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def hidden_states(
-    config, execution: Execution, layers: tuple[int, ...], params: dict, rows: dict
+    config, plan: ExecutionPlan, layers: tuple[int, ...], params: dict, rows: dict
 ) -> jax.Array:
     """Returns the hidden states of `layers`, float32 `[B, L, len(layers), H]`; 0 is embeddings.
 
     `params` are the encoder's.
     """
-    states = _all_hidden_states(config, execution, params, rows)
+    states = _all_hidden_states(config, plan, params, rows)
     return jnp.stack([states[layer] for layer in layers], axis=2).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def attention_maps(config, execution: Execution, params: dict, rows: dict) -> jax.Array:
+def attention_maps(config, plan: ExecutionPlan, params: dict, rows: dict) -> jax.Array:
     """Returns attention probabilities, float32 `[B, from, layers, heads, to]`.
 
     `params` are the encoder's.
     """
-    inputs = _all_hidden_states(config, execution, params, rows)[:-1]  # Of each layer.
+    inputs = _all_hidden_states(config, plan, params, rows)[:-1]  # Of each layer.
     sequence_ids = unpack_rows(rows)["sequence_ids"]
     layer = architecture_of(config).EncoderLayer(config, parent=None)
 
@@ -164,6 +164,6 @@ def attention_maps(config, execution: Execution, params: dict, rows: dict) -> ja
     return jnp.transpose(maps, (1, 3, 0, 2, 4)).astype(jnp.float32)
 
 
-def _all_hidden_states(config, execution: Execution, params: dict, rows: dict) -> jax.Array:
+def _all_hidden_states(config, plan: ExecutionPlan, params: dict, rows: dict) -> jax.Array:
     batch = unpack_rows(rows)
-    return Encoder(config, execution).apply({"params": params}, batch, method="all_hidden_states")
+    return Encoder(config, plan).apply({"params": params}, batch, method="all_hidden_states")

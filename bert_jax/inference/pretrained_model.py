@@ -49,7 +49,7 @@ from bert_jax.inference.text_inputs import (
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import EncoderModel
-from bert_jax.model.execution import CHOICES, Execution
+from bert_jax.model.execution import CHOICES, Execution, ExecutionPlan, log_path, plan_execution
 from bert_jax.model.heads import HEADS, find_head, make_model
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.objectives.masked_lm import PretrainingModel
@@ -111,7 +111,9 @@ def load(
         warnings.warn(f"{directory}: {unexpected}; {hint}", stacklevel=2)
     config = config_from_settings(settings)
     params = jax.device_put(params, device)
-    return PretrainedModel(config, tokenizer, params, settings, str(directory), name)
+    model = PretrainedModel(config, tokenizer, params, settings, str(directory), name)
+    log_path(model.plan, config, config.max_position_embeddings)
+    return model
 
 
 class Attention(NamedTuple):
@@ -172,12 +174,12 @@ class PretrainedModel:
         Of parameters with a head of your own it is the encoder; your module has the head.
         """
         if self.head:
-            return make_model(self.config, self.head, self._execution)
+            return make_model(self.config, self.head, self.plan)
         if "discriminator" in self.params:
-            return Discriminator(self.config, self._execution)
+            return Discriminator(self.config, self.plan)
         if "mlm" in self.params:
-            return PretrainingModel(self.config, "nsp" in self.params, self._execution)
-        return EncoderModel(self.config, self._execution)
+            return PretrainingModel(self.config, "nsp" in self.params, self.plan)
+        return EncoderModel(self.config, self.plan)
 
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -285,7 +287,7 @@ class PretrainedModel:
             parts = [(prompt + first, *second) for first, *second in parts]
         if normalize:
             head["normalize"] = True
-        module = make_model(self.config, head, self._execution)
+        module = make_model(self.config, head, self.plan)
         function = functools.partial(forward.head_outputs, module, self.params)
         features = make_features(parts, self.tokenizer, max_length)
         rows = self._compute_rows(function, features, batch_size)
@@ -328,7 +330,7 @@ class PretrainedModel:
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
         features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
         function = functools.partial(
-            forward.hidden_states, self.config, self._execution, layers, self.params["encoder"]
+            forward.hidden_states, self.config, self.plan, layers, self.params["encoder"]
         )
         rows = self._compute_rows(function, features, batch_size)
         results = [None] * len(features)
@@ -347,7 +349,7 @@ class PretrainedModel:
         parts, chosen = as_texts_or_pairs(texts)
         features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
         function = functools.partial(
-            forward.attention_maps, self.config, self._execution, self.params["encoder"]
+            forward.attention_maps, self.config, self.plan, self.params["encoder"]
         )
         results = [None] * len(features)
         for (index,), maps in self._compute_rows(function, features, 8, max_sequences=1):
@@ -372,7 +374,7 @@ class PretrainedModel:
         self._check_fills_masks()
         limit = self.config.max_position_embeddings
         features = masked_text.masked_features(texts, self.tokenizer, limit)
-        model = PretrainingModel(self.config, False, self._execution)
+        model = PretrainingModel(self.config, False, self.plan)
         count = masked_text.count_positions(texts, self.tokenizer.mask_token)
 
         def token_logits(rows: dict) -> jax.Array:
@@ -398,7 +400,7 @@ class PretrainedModel:
             raise ValueError(f"this model has no head for replaced tokens: {fix}")
         parts, chosen = as_texts_or_pairs(texts)
         features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
-        model = Discriminator(self.config, self._execution)
+        model = Discriminator(self.config, self.plan)
         function = functools.partial(forward.replaced_logits, model, self.params)
         rows = self._compute_rows(function, features, ROWS_PER_BATCH)
         results = [None] * len(features)
@@ -635,9 +637,12 @@ class PretrainedModel:
             raise ValueError("this model has no mask token, so it cannot fill in masks")
 
     @property
-    def _execution(self) -> Execution:
+    def plan(self) -> ExecutionPlan:
+        """How the model runs, on the device that has its parameters and on rows of any length."""
+        leaf = jax.tree.leaves(self.params)[0]
+        device = next(iter(leaf.devices())) if isinstance(leaf, jax.Array) else jax.devices()[0]
         # Each length of rows is compiled: a loop over one layer compiles faster than all layers.
-        return Execution(dtype=self.dtype, scan_layers=True)
+        return plan_execution(Execution(dtype=self.dtype, scan_layers=True), device)
 
     def _compute_rows(
         self,

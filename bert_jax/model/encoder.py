@@ -15,12 +15,7 @@ from bert_jax.model.dropout import (
     hidden_dropout,
     layer_dropout,
 )
-from bert_jax.model.execution import (
-    Execution,
-    choose_path,
-    plain_path,
-    run_fast_path,
-)
+from bert_jax.model.execution import ExecutionPlan, default_plan, run_fast_path
 from bert_jax.model.layers import gather_positions
 from bert_jax.sharding.collectives import gather_data
 
@@ -34,15 +29,16 @@ class Encoder(nn.Module):
 
     Attributes:
       config: of the architecture.
-      execution: how it runs.
+      plan: how it runs; None: by default, on the devices of the computation.
     """
 
     config: object
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
+        self._plan = self.plan or default_plan()
         architecture = architecture_of(self.config)
-        self.embeddings = architecture.Embeddings(self.config, self.execution.dtype)
+        self.embeddings = architecture.Embeddings(self.config, self._plan.dtype)
         self.pooler = architecture.Pooler(self.config)
         if self.is_initializing():
             self.param("layers", self._init_layers)
@@ -61,7 +57,7 @@ class Encoder(nn.Module):
         x, dropouts = self._embed(batch, dropout)
         params = self.get_variable("params", "layers")
         run = functools.partial(
-            run_layers, self.config, self.execution, params, x, batch["sequence_ids"], dropouts
+            run_layers, self.config, self._plan, params, x, batch["sequence_ids"], dropouts
         )
         if positions is None or is_few(positions.shape[1], x.shape[1]):
             return run(positions)
@@ -76,8 +72,8 @@ class Encoder(nn.Module):
         """
         x, dropouts = self._embed(batch, dropout)
         inputs = share_layers(self.config, self.get_variable("params", "layers")), dropouts
-        is_scanned = plain_path(self.execution, self.config) == "scan"
-        run = _layer_function(self.config, self.execution, batch["sequence_ids"], is_scanned)
+        is_scanned = self._plan.plain_path(self.config) == "scan"
+        run = _layer_function(self.config, self._plan, batch["sequence_ids"], is_scanned)
         if is_scanned:
 
             def step(x, layer_inputs):
@@ -115,7 +111,7 @@ class Encoder(nn.Module):
 
     def _init_layers(self, key: jax.Array) -> dict:
         layer = architecture_of(self.config).EncoderLayer(self.config, parent=None)
-        x = jnp.zeros((1, 1, self.config.hidden_size), self.execution.dtype)
+        x = jnp.zeros((1, 1, self.config.hidden_size), self._plan.dtype)
         sequence_ids = jnp.ones((1, 1), jnp.int32)
         keys = jax.random.split(key, num_stacked_layers(self.config))
         return jax.vmap(lambda key: layer.init(key, x, sequence_ids)["params"])(keys)
@@ -125,16 +121,22 @@ class EncoderModel(nn.Module):
     """A model without heads: the encoder alone, as `encoder` in its parameters."""
 
     config: object
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
 
     def __call__(
         self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; takes the arguments of `Encoder`."""
         return self.encoder(batch, dropout)
+
+
+def encoders_of(model: nn.Module) -> dict[str, object]:
+    """Returns the architecture of each encoder of a model, by its path in the parameters."""
+    # Few models have more than one: those say which.
+    return getattr(model, "encoders", {"encoder": model.config})
 
 
 def num_stacked_layers(config) -> int:
@@ -156,7 +158,7 @@ def share_layers(config, params: dict) -> dict:
 
 def run_layers(
     config,
-    execution: Execution,
+    plan: ExecutionPlan,
     params: dict,
     x: jax.Array,
     sequence_ids: jax.Array,
@@ -167,13 +169,13 @@ def run_layers(
 
     `params` are stacked as `Encoder` stores them, and `dropout` is stacked over layers.
     """
-    path = choose_path(execution, config, x.shape[1])
+    path = plan.path(config, x.shape[1])
     if path == "fast":
-        return run_fast_path(execution, config, params, x, sequence_ids, dropout, positions)
+        return run_fast_path(plan, config, params, x, sequence_ids, dropout, positions)
     inputs, last = (share_layers(config, params), dropout), None
     if positions is not None:
         inputs, last = _split(inputs, (config.num_layers - 1, 1))
-    run = _layer_function(config, execution, sequence_ids, is_scanned=path == "scan")
+    run = _layer_function(config, plan, sequence_ids, is_scanned=path == "scan")
     if path == "scan":
         x, _ = jax.lax.scan(lambda x, layer_inputs: (run(x, layer_inputs), None), x, inputs)
     else:
@@ -181,16 +183,14 @@ def run_layers(
             x = run(x, layer_inputs)
     if positions is not None:
         (layer_inputs,) = _unstack(last)
-        finish = _layer_function(
-            config, execution, sequence_ids, is_scanned=False, positions=positions
-        )
+        finish = _layer_function(config, plan, sequence_ids, is_scanned=False, positions=positions)
         x = finish(x, layer_inputs)
     return x
 
 
 def _layer_function(
     config,
-    execution: Execution,
+    plan: ExecutionPlan,
     sequence_ids: jax.Array,
     is_scanned: bool,
     positions: jax.Array | None = None,
@@ -210,7 +210,7 @@ def _layer_function(
         x, context = gather_positions(x, positions), gather_positions(context, positions)
         return layer.apply(variables, x, context, dropout.at(positions), method="finish")
 
-    return execution.with_remat(run, in_loop=is_scanned)
+    return plan.with_remat(run, in_loop=is_scanned)
 
 
 def _split(tree, sizes: tuple[int, int]):

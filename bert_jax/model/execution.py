@@ -1,4 +1,4 @@
-"""Decides how the layers of a model run, and prepares parameters for it: the door to the fast path.
+"""Plans how the layers of a model run, and prepares parameters for it: the door to the fast path.
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
 change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu_kernels`, computes
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from absl import logging
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import CONTEXT
@@ -32,7 +32,7 @@ CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How a model runs; hashable, so it can be static under jit. Raises ValueError if invalid."""
+    """How a model is to run, as a configuration says. Raises ValueError if invalid."""
 
     kernels: str = "auto"
     """Run the layers on the fast path ("tpu"; off a TPU its kernels are interpreted, for tests),
@@ -53,6 +53,46 @@ class Execution:
                 expected = ", ".join(allowed)
                 raise ValueError(f"Execution.{name} is {value!r}: expected one of {expected}")
 
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionPlan:
+    """How the encoders of a model run, on devices that are known: `plan_execution` decides.
+
+    It is decided once, in the setup of a run or where a model is loaded, and handed to the model
+    and to the step, which both follow it: all else is a function of it, and of the architecture and
+    the length of rows. Hashable, so it can be static under jit.
+    """
+
+    uses_kernels: bool = False
+    """Whether the layers run on the fast path, if it can compute them."""
+    scans_layers: bool = False
+    """Whether layers that run as they are defined are compiled once, in a loop, or unrolled."""
+    remat: str = "none"
+    """As in `Execution`."""
+    dtype: str = "float32"
+    """As in `Execution`."""
+    tensor_shards: int = 1
+    """Number of devices that share the heads of a layer: the size of `tensor`."""
+
+    def path(self, config, length: int) -> str:
+        """Returns how the layers run in rows of `length`: "fast", "scan" or "unrolled"."""
+        is_fast = self.uses_kernels and not self.why_not_fast(config, length)
+        return "fast" if is_fast else self.plain_path(config)
+
+    def plain_path(self, config) -> str:
+        """Returns how the layers run as they are defined: "scan" or "unrolled"."""
+        return "scan" if self.scans_layers and config.num_layers > 1 else "unrolled"
+
+    def why_not_fast(self, config, length: int) -> str:
+        """Returns why the fast path cannot run these layers; "" if it can."""
+        if config.architecture != "bert":
+            return f"it computes the layers of bert, not of {config.architecture}"
+        if config.num_layers == 1:
+            return "a single layer needs no loop"
+        head_dim = config.hidden_size // config.num_heads
+        shard_size = config.hidden_size // self.tensor_shards
+        return attention_kernel.why_unsupported(length, shard_size, head_dim)
+
     def with_remat(self, layer: Callable, in_loop: bool) -> Callable:
         """Wraps a layer so that its gradient recomputes what `remat` says."""
         if self.remat == "none":
@@ -66,73 +106,47 @@ class Execution:
         return jax.checkpoint(layer, policy=policy, prevent_cse=not in_loop)
 
 
-def choose_path(execution: Execution, config, length: int) -> str:
-    """Returns how the layers run in rows of `length`: "fast", "scan" or "unrolled"."""
-    return "fast" if uses_fast_path(execution, config, length) else plain_path(execution, config)
-
-
-def plain_path(execution: Execution, config) -> str:
-    """Returns how the layers run as they are defined: "scan" or "unrolled"."""
-    loops = execution.scan_layers
-    if loops is None:
-        _, device = mesh_and_device()
-        loops = device.platform != "cpu"
-    return "scan" if loops and config.num_layers > 1 else "unrolled"
-
-
-def uses_fast_path(
-    execution: Execution, config, length: int, mesh: AbstractMesh | None = None
-) -> bool:
-    """Returns whether the layers run on the fast path in rows of `length`; logs it, once.
-
-    `mesh` is the one they run on; None: the mesh of the current computation. A step asks twice, to
-    prepare its parameters and in the encoder, and the answers agree as both are for the same mesh.
-    """
-    mesh, device = mesh_and_device(mesh)
+def plan_execution(
+    execution: Execution, device: jax.Device, tensor_shards: int = 1
+) -> ExecutionPlan:
+    """Plans the execution on devices like `device`, `tensor_shards` of which share each layer."""
     is_wanted = execution.kernels == "tpu" or (
         execution.kernels == "auto" and device.platform == "tpu"
     )
-    if not is_wanted:
-        return False
-    reason = why_not_fast(execution, config, length, mesh)
-    if reason:
-        _log_refusal(reason, config.num_layers, config.hidden_size)
+    loops = execution.scan_layers
+    if is_wanted and loops is False:
+        logging.warning("Layers run without the fast path for TPUs: scan_layers is False")
+        is_wanted = False
+    if is_wanted and device.platform != "tpu":
+        logging.warning("Kernels for TPUs are interpreted on the %s, slowly", device.platform)
+    return ExecutionPlan(
+        uses_kernels=is_wanted,
+        scans_layers=device.platform != "cpu" if loops is None else loops,
+        remat=execution.remat,
+        dtype=execution.dtype,
+        tensor_shards=tensor_shards,
+    )
+
+
+def default_plan() -> ExecutionPlan:
+    """Returns the plan of an encoder that was given none, such as one in a network of your own."""
+    mesh, device = mesh_and_device()
+    return plan_execution(Execution(), device, mesh.shape.get("tensor", 1))
+
+
+def log_path(plan: ExecutionPlan, config, length: int) -> None:
+    """Logs whether layers run on the fast path in rows of `length`, if the plan has it."""
+    if not plan.uses_kernels:
+        return
+    layers = f"The {config.num_layers} layers of hidden size {config.hidden_size} run"
+    if reason := plan.why_not_fast(config, length):
+        logging.warning("%s without the fast path for TPUs: %s", layers, reason)
     else:
-        _log_use(config.num_layers, config.hidden_size, device.platform)
-    return not reason
-
-
-def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) -> str:
-    """Returns why the fast path cannot run these layers; "" if it can."""
-    if config.architecture != "bert":
-        return f"it computes the layers of bert, not of {config.architecture}"
-    if execution.scan_layers is False:
-        return "scan_layers is False"
-    if config.num_layers == 1:
-        return "a single layer needs no loop"
-    head_dim = config.hidden_size // config.num_heads
-    shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
-    return attention_kernel.why_unsupported(length, shard_size, head_dim)
-
-
-@functools.cache  # Once for each reason.
-def _log_refusal(reason: str, num_layers: int, size: int) -> None:
-    text = "The %d layers of hidden size %d run without the fast path for TPUs: %s"
-    logging.warning(text, num_layers, size, reason)
-
-
-@functools.cache
-def _log_use(num_layers: int, size: int, platform: str) -> None:
-    text = "The %d layers of hidden size %d run on the fast path for TPUs"
-    if platform == "tpu":
-        logging.info(text, num_layers, size)
-    else:
-        text += ", its kernels interpreted on the %s, which is slow"
-        logging.warning(text, num_layers, size, platform)
+        logging.info("%s on the fast path for TPUs, in rows of %d tokens", layers, length)
 
 
 def run_fast_path(
-    execution: Execution,
+    plan: ExecutionPlan,
     config,
     params: dict,
     x: jax.Array,
@@ -142,8 +156,8 @@ def run_fast_path(
 ) -> jax.Array:
     """Runs all layers as `encoder.run_layers` does, on the fast path."""
     checkpoint = None
-    if execution.remat != "none":
-        checkpoint = functools.partial(execution.with_remat, in_loop=True)
+    if plan.remat != "none":
+        checkpoint = functools.partial(plan.with_remat, in_loop=True)
     return run_encoder_layers(config, checkpoint, params, x, sequence_ids, dropout, positions)
 
 
@@ -157,23 +171,22 @@ class StepParameters:
 
     def __init__(
         self,
-        execution: Execution,
+        plan: ExecutionPlan,
         encoders: Mapping[str, object],
         shardings: dict,
         length: int,
         overlaps_collectives: bool = False,
     ):
-        """Plans the preparation for rows of `length`; `shardings` has one for each parameter.
+        """Lays them out for rows of `length`; `shardings` has one for each parameter.
 
         `encoders` has the configuration of each encoder by its path, such as "encoder".
         """
-        self._dtype = execution.dtype
+        self._dtype = plan.dtype
         self._original_shardings = self.shardings = shardings
-        mesh = jax.tree.leaves(shardings)[0].mesh.abstract_mesh
         self._fused = [
             path.split("/")
             for path, config in encoders.items()
-            if uses_fast_path(execution, config, length, mesh)
+            if plan.path(config, length) == "fast"
         ]
         # The three matrices have the same sharding.
         self.shardings = self._fuse(shardings, join=lambda query, key, value: query)

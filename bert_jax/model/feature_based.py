@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.lstm_models import both_directions
 
 FEATURES = {
@@ -34,10 +34,10 @@ class FeatureBasedTagger(nn.Module):
     num_outputs: int
     features: str
     lstm_size: int = 768
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.head = BiLstmHead(self.num_outputs, self.features, self.lstm_size)
 
     def __call__(

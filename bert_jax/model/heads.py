@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.feature_based import FeatureBasedTagger
 from bert_jax.model.layers import cross_entropy, kl_divergence
 from bert_jax.model.lstm_models import PooledLstmModel, PositionLstmModel
@@ -100,7 +100,7 @@ class Head:
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       soft_loss: (outputs, a teacher's outputs, rows, temperature) -> float32 loss like `loss`; None
         if it cannot learn from a teacher.
-      module: (config, number of labels, execution=..., options) -> its Flax module, which has a
+      module: (config, number of labels, plan=..., options) -> its Flax module, which has a
         `config` and maps a batch to outputs. Its parameters are "encoder" and below "head".
       lstm_module: the module with a BiLSTM between encoder and dense layer; None: there is none.
       options: names of the module's fields that are stored in the settings.
@@ -152,14 +152,14 @@ def find_head(settings: Mapping) -> Head:
     return with_lstm(head) if head.lstm_module and settings.get("lstm_size") else head
 
 
-def make_model(config, head_settings: Mapping, execution: Execution = Execution()) -> nn.Module:
+def make_model(config, head_settings: Mapping, plan: ExecutionPlan | None = None) -> nn.Module:
     """Builds the model with the head that settings describe: its name ("task"), labels, options.
 
     `config` is the configuration of an architecture.
     """
     head = find_head(head_settings)
     options = {name: head_settings[name] for name in head.options if name in head_settings}
-    return head.module(config, len(head_settings["labels"]), execution=execution, **options)
+    return head.module(config, len(head_settings["labels"]), plan=plan, **options)
 
 
 def with_lstm(head: Head) -> Head:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.dropout import Dropout, as_dropout
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import gather_positions
 from bert_jax.model.task_models import dense_head, pooled_outputs, position_outputs
 
@@ -23,10 +23,10 @@ class PooledLstmModel(nn.Module):
     is_classifier: bool = False
     target_mean: float = 0.0
     target_std: float = 1.0
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.lstm = BiLstm(self.lstm_size)
         self.head = dense_head(self.config, self.num_outputs)
 
@@ -46,10 +46,10 @@ class PositionLstmModel(nn.Module):
     num_outputs: int
     lstm_size: int
     has_dropout: bool = True
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.lstm = BiLstm(self.lstm_size)
         self.head = dense_head(self.config, self.num_outputs)
 

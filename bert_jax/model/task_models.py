@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.pooling import pool_tokens
 
 
@@ -27,7 +27,7 @@ class PooledModel(nn.Module):
         the pooler (`BertConfig.has_pooler_input_dropout`).
       target_mean, target_std: mean and standard deviation of the labels that a regression was
         trained on. The dense layer computes standardized values; the outputs are scaled back.
-      execution: how the encoder runs.
+      plan: how the encoder runs.
     """
 
     config: object
@@ -35,10 +35,10 @@ class PooledModel(nn.Module):
     is_classifier: bool = False
     target_mean: float = 0.0
     target_std: float = 1.0
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.head = dense_head(self.config, self.num_outputs)
 
     def __call__(
@@ -56,16 +56,16 @@ class PositionModel(nn.Module):
     Attributes:
       num_outputs: number of tags; 2 for a span.
       has_dropout: whether the input of the dense layer has dropout, as in the released code.
-      execution: how the encoder runs.
+      plan: how the encoder runs.
     """
 
     config: object
     num_outputs: int
     has_dropout: bool = True
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.head = dense_head(self.config, self.num_outputs)
 
     def __call__(
@@ -103,7 +103,7 @@ class VectorModel(nn.Module):
       projections: dense layers of the pooled vector, from sentence-transformers.
       normalize: whether vectors have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
-      execution: how the encoder runs.
+      plan: how the encoder runs.
     """
 
     config: object
@@ -111,7 +111,7 @@ class VectorModel(nn.Module):
     projections: tuple[Projection, ...] = ()
     normalize: bool = True
     temperature: float = 0.05
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     @property
     def vector_size(self) -> int:
@@ -124,7 +124,7 @@ class VectorModel(nn.Module):
         if self.config.causal and "cls" in self.pooling:
             reason = "[CLS] of a left-to-right model sees no other token"
             raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean'")
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.projection_layers = [
             nn.Dense(each.size, each.has_bias, dtype=jnp.float32, name=f"projection_{index}")
             for index, each in enumerate(self.projections)

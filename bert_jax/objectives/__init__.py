@@ -45,11 +45,11 @@ class Objective(Protocol):
     def from_config(cls, config, tokenizer, max_predictions: int) -> "Objective":
         """Builds the objective of a phase of a run's `config`. Raises ValueError."""
 
-    def make_model(self, config, execution) -> nn.Module:
+    def make_model(self, config, plan) -> nn.Module:
         """Builds the model for an architecture's `config`.
 
-        It has a `config` and an `execution`. Its encoder's parameters are at "encoder"; if there
-        are others, `encoders` has the configuration of each by its path.
+        It has this `config`, and the `plan` by which its layers run. Its encoder's parameters are
+        at "encoder"; if there are others, `encoders` has the configuration of each by its path.
         """
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:

@@ -21,12 +21,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder, is_few, share_layers
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import Dense, cross_entropy, gather_positions, kl_divergence
 from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import MaskedLm
@@ -56,18 +57,18 @@ class DistillationModel(nn.Module):
       losses: names of the losses.
       layers: the layers to compare, counted from 1.
       projected_size: width to which hidden states and embeddings are mapped; None: they are not.
-      execution: how it runs.
+      plan: how it runs.
     """
 
     config: object
     losses: frozenset[str]
     layers: tuple[int, ...]
     projected_size: int | None = None
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
         architecture = architecture_of(self.config)
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         if self.losses & OF_TOKENS:
             self.mlm = architecture.LmHead(self.config)
         if self.projected_size:
@@ -187,7 +188,7 @@ class Distillation:
         names = {name for name, weight in self.weights.items() if weight}
         return frozenset(names | ({"mlm"} if "soft" in names else set()))
 
-    def make_model(self, config, execution: Execution) -> DistillationModel:
+    def make_model(self, config, plan: ExecutionPlan) -> DistillationModel:
         """Builds the student. Raises ValueError if it does not fit the teacher."""
         if self.teacher is None:
             raise ValueError(
@@ -195,13 +196,15 @@ class Distillation:
                 "config.distillation.teacher=DIR, a model with the vocabulary of the corpus"
             )
         self._check_student(config)
-        if self.losses & OF_LAYERS and execution.kernels in ("auto", "tpu"):
-            # The fast path keeps no hidden states of single layers, which these losses compare.
-            execution = dataclasses.replace(execution, kernels="plain")
+        if self.losses & OF_LAYERS and plan.uses_kernels:
+            # The fast path keeps no hidden states of single layers.
+            reason = "the losses compare the hidden states of each"
+            logging.warning("Layers run without the fast path for TPUs: %s", reason)
+            plan = dataclasses.replace(plan, uses_kernels=False)
         maps_width = bool(self.losses & {"hidden", "embeddings"})
         layers = tuple(range(1, config.num_layers + 1))
         size = self.teacher.hidden_size if maps_width else None
-        return DistillationModel(config, self.losses, layers, size, execution)
+        return DistillationModel(config, self.losses, layers, size, plan)
 
     def _check_student(self, config) -> None:
         teacher, prefix = self.teacher, "config.distillation"
@@ -318,7 +321,7 @@ class Distillation:
         if self.losses & OF_LAYERS:
             layers = teacher_layers(self.layers, student.config.num_layers, self.teacher.num_layers)
         losses = self.losses - {"mlm"}
-        model = DistillationModel(self.teacher, losses, layers, execution=student.execution)
+        model = DistillationModel(self.teacher, losses, layers, plan=student.plan)
         return model.apply({"params": params}, batch)
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:

@@ -8,7 +8,7 @@ import jax
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import next_tokens
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import (
     PretrainingModel,
@@ -39,9 +39,9 @@ class LeftToRight:
         """Builds the objective of a phase; `config.masking` has no effect."""
         return cls(config.next_sentence)
 
-    def make_model(self, config, execution: Execution) -> PretrainingModel:
+    def make_model(self, config, plan: ExecutionPlan) -> PretrainingModel:
         """Builds the model for an architecture's configuration, which must be causal."""
-        return PretrainingModel(config, self.next_sentence, execution)
+        return PretrainingModel(config, self.next_sentence, plan)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks rows; nothing is masked."""

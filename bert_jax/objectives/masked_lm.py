@@ -17,7 +17,7 @@ from bert_jax.data.masking import Masking, mask_tokens, row_keys
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder, is_few
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import cross_entropy
 from bert_jax.objectives import Batch, Sums
 
@@ -28,16 +28,16 @@ class PretrainingModel(nn.Module):
     Attributes:
       config: of the architecture.
       next_sentence: False: without head for pairs and pooler (section 5.1, "No NSP").
-      execution: how it runs.
+      plan: how it runs.
     """
 
     config: object
     next_sentence: bool = True
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
         architecture = architecture_of(self.config)
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.mlm = architecture.LmHead(self.config)
         if self.next_sentence:
             self.nsp = architecture.PairHead(self.config)
@@ -111,9 +111,9 @@ class MaskedLm:
         )
         return cls(masking, config.next_sentence)
 
-    def make_model(self, config, execution: Execution) -> PretrainingModel:
+    def make_model(self, config, plan: ExecutionPlan) -> PretrainingModel:
         """Builds the model for an architecture's configuration."""
-        return PretrainingModel(config, self.next_sentence, execution)
+        return PretrainingModel(config, self.next_sentence, plan)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows. Masks are a function of (key, row, epoch)."""

@@ -25,7 +25,7 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import Dense, activate
 from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import (
@@ -113,10 +113,10 @@ class Discriminator(nn.Module):
     """Encoder, and head for replaced tokens ("discriminator")."""
 
     config: BertConfig
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.discriminator = ReplacedTokenHead(self.config)
 
     def __call__(
@@ -134,7 +134,7 @@ class ReplacedTokenModel(Discriminator):
 
     Attributes:
       config: of the discriminator.
-      execution: how both run.
+      plan: how both run.
       settings: of the generator.
     """
 
@@ -154,7 +154,7 @@ class ReplacedTokenModel(Discriminator):
     def generator(self) -> PretrainingModel:
         """A masked LM without next-sentence head."""
         config = self.encoders["generator/encoder"]
-        return PretrainingModel(config, False, self.execution, parent=None)
+        return PretrainingModel(config, False, self.plan, parent=None)
 
     def _init_generator(self, key: jax.Array) -> dict:
         params = self.generator.init(key, example_batch())["params"]
@@ -212,13 +212,13 @@ class ReplacedTokens:
         masking = MaskedLm.from_config(config, tokenizer, max_predictions).masking
         return cls(masking, GeneratorSettings(**config.generator))
 
-    def make_model(self, config, execution: Execution) -> ReplacedTokenModel:
+    def make_model(self, config, plan: ExecutionPlan) -> ReplacedTokenModel:
         """Builds the model, `config` being the discriminator's.
 
         Raises ValueError for a generator that does not fit it.
         """
         self.generator.config(config)
-        return ReplacedTokenModel(config, execution, self.generator)
+        return ReplacedTokenModel(config, plan, self.generator)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows, as `MaskedLm` does with the same key.

@@ -18,7 +18,7 @@ from bert_jax.data.masking import Masking, span_boundaries
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder, is_few
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import Dense, Embedding, LayerNorm, TokenEmbedding, activate
 from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import MaskedLm, loss_sums, target_counts
@@ -70,14 +70,14 @@ class SpanBoundaryModel(nn.Module):
 
     Attributes:
       config: of the architecture.
-      execution: how it runs.
+      plan: how it runs.
     """
 
     config: object
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.mlm = architecture_of(self.config).LmHead(self.config)
         self.sbo = SpanBoundaryHead(self.config)
 
@@ -140,9 +140,9 @@ class SpanBoundary:
             )
         return cls(MaskedLm.from_config(config, tokenizer, max_predictions).masking)
 
-    def make_model(self, config, execution: Execution) -> SpanBoundaryModel:
+    def make_model(self, config, plan: ExecutionPlan) -> SpanBoundaryModel:
         """Builds the model for an architecture's configuration."""
-        return SpanBoundaryModel(config, execution)
+        return SpanBoundaryModel(config, plan)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows as masked LM does, and finds what is around each target's span."""

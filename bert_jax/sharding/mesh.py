@@ -56,9 +56,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH_SPEC)
 
 
-def mesh_and_device(
-    mesh: AbstractMesh | None = None,
-) -> tuple[AbstractMesh, jax.Device]:
-    """Returns `mesh`, or the mesh of the current computation, and the device it consists of."""
-    mesh = mesh or jax.sharding.get_abstract_mesh()
+def mesh_and_device() -> tuple[AbstractMesh, jax.Device]:
+    """Returns the mesh of the current computation, and a device like those it consists of."""
+    mesh = jax.sharding.get_abstract_mesh()
     return mesh, mesh.abstract_device or jax.devices()[0]

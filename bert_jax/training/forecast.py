@@ -21,21 +21,22 @@ def is_early(step: int, phase: Phase, log_every: int) -> bool:
     return step - phase.start in EARLY_STEPS and step - phase.start < log_every
 
 
-def flops_left(setup: PretrainSetup, phases: list[Phase], step: int) -> float:
+def flops_left(setup: PretrainSetup, step: int) -> float:
     """Returns the FLOPs of all updates after `step`, without evaluations."""
-    return sum(
-        max(phase.stop - max(step, phase.start), 0) * phase.batch_size * setup.flops_per_row(phase)
-        for phase in phases
-    )
+    num_flops = 0.0
+    for each in setup.phases:
+        num_steps = max(each.phase.stop - max(step, each.phase.start), 0)
+        num_flops += num_steps * each.phase.batch_size * each.flops_per_row
+    return num_flops
 
 
-def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
+def log_run(setup: PretrainSetup, first_step: int) -> None:
     """Logs the size of the model, and of each phase the steps, epochs and tokens, and the warnings
     about its corpus; warns where a CPU would take days."""
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
     logging.info("The model has %s parameters", in_words(num_parameters))
     limit = setup.config.max_eval_batches * setup.config.eval_batch_size
-    for phase in phases:
+    for phase in (each.phase for each in setup.phases):
         logging.info(describe_phase(phase))
         for warning in corpus_warnings(phase.train.manifest):
             logging.warning("%s: %s", phase.train.directory, warning)
@@ -44,7 +45,7 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
     if jax.default_backend() != "cpu":
         return
     num_cores = len(os.sched_getaffinity(0))  # That this process may use.
-    days = flops_left(setup, phases, first_step) / (CORE_FLOPS * num_cores) / 86400
+    days = flops_left(setup, first_step) / (CORE_FLOPS * num_cores) / 86400
     if days > MAX_CPU_DAYS:
         logging.warning(
             "On this CPU the run takes about %s days (%d cores at %.0f GFLOP/s each). Use a "

@@ -44,13 +44,13 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
 
 
 def choose_weights(
-    setup: PretrainSetup, phase: Phase, source: LoadedModel | None, teacher: LoadedModel | None
+    setup: PretrainSetup, source: LoadedModel | None, teacher: LoadedModel | None
 ) -> LoadedModel | None:
     """Returns the weights that the model of `setup` starts from, of `source` or `teacher`; logs it.
 
     None: all are fresh. Raises ValueError if a module has other parameters in the source.
     """
-    return keep_modules(source, setup) if source else student_weights(setup, phase, teacher)
+    return keep_modules(source, setup) if source else student_weights(setup, teacher)
 
 
 def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 
 import flax.linen as nn
@@ -19,7 +20,8 @@ from bert_jax.data.batches import abstract_rows
 from bert_jax.data.features import ONE_SEGMENT
 from bert_jax.data.rows import Rows
 from bert_jax.model.architecture import architecture_of, config_from_settings
-from bert_jax.model.execution import Execution
+from bert_jax.model.encoder import encoders_of
+from bert_jax.model.execution import Execution, log_path, plan_execution
 from bert_jax.objectives import Objective, find_objective
 from bert_jax.runtime import config_fields
 from bert_jax.runtime.config_fields import Bounds, check_bounds
@@ -59,6 +61,20 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
+class PhaseSetup:
+    """A phase, and what its steps need.
+
+    `objective` says how its rows become a batch, and its losses; `num_microbatches` is per update,
+    and `flops_per_row` the FLOPs of an update for each of its rows.
+    """
+
+    phase: Phase
+    objective: Objective
+    num_microbatches: int
+    flops_per_row: float
+
+
+@dataclasses.dataclass(frozen=True)
 class PretrainSetup:
     """The model, optimizer and shardings from which the steps of a run are built.
 
@@ -68,7 +84,7 @@ class PretrainSetup:
     """
 
     config: ConfigDict
-    tokenizer: Tokenizer
+    phases: tuple[PhaseSetup, ...]
     model: nn.Module
     mesh: Mesh
     schedule: Callable[[int], jax.Array]
@@ -77,31 +93,6 @@ class PretrainSetup:
     abstract_state: TrainState
     shardings: TrainState
     teacher_settings: Mapping | None = None
-
-    def objective(self, phase: Phase) -> Objective:
-        """Returns the objective of a phase: how its rows become a batch, and its losses."""
-        return build_objective(self.config, self.tokenizer, phase, self.teacher_settings)
-
-    def flops_per_row(self, phase: Phase) -> float:
-        """Returns the FLOPs of an update for each of its rows."""
-        return self.objective(phase).flops_per_row(
-            self.model.config, phase.train.max_seq_length, phase.train.max_sequences
-        )
-
-    def num_microbatches(self, phase: Phase) -> int:
-        """Returns the number of microbatches per update; raises ValueError if they are unequal."""
-        num_shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        override = self.config.long_phase.per_device_batch_size if phase.is_long else None
-        rows_per_device = self.config.per_device_batch_size if override is None else override
-        microbatch_size = max(rows_per_device, 1) * num_shards
-        if phase.batch_size % microbatch_size:
-            raise ValueError(
-                f"batch_size {phase.batch_size} is not divisible by {num_shards} data shards x "
-                f"per_device_batch_size {rows_per_device or 1}: use a multiple of {microbatch_size}"
-                + ", or per_device_batch_size=0 for one microbatch"
-                * bool(rows_per_device)
-            )
-        return phase.batch_size // microbatch_size if rows_per_device else 1
 
 
 def setup_pretraining(
@@ -118,7 +109,8 @@ def setup_pretraining(
     weights, if there are any. Raises ValueError if `model_config` does, if the mesh does not fit
     the devices, or if a batch or the rows do not fit the mesh or the model.
     """
-    objective = build_objective(config, tokenizer, phases[0], teacher_settings)
+    objectives = [build_objective(config, tokenizer, phase, teacher_settings) for phase in phases]
+    objective = objectives[0]  # The model is the same in all phases.
     source, teacher = (
         config_from_settings(settings) if settings else None
         for settings in (source_settings, teacher_settings)
@@ -127,8 +119,9 @@ def setup_pretraining(
     vocab_size = max([tokenizer.vocab_size, *(x.vocab_size for x in (source, teacher) if x)])
     architecture = model_config(config, vocab_size, source, causal=objective.causal)
     check_lengths(phases, architecture, teacher)
-    model = objective.make_model(architecture, model_execution(config))
     mesh = make_mesh(**config.mesh, devices=devices)
+    plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
+    model = objective.make_model(architecture, plan)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
         expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
         raise ValueError(f"config.eval_batch_size={config.eval_batch_size}: {expected}")
@@ -150,9 +143,22 @@ def setup_pretraining(
     shardings = infer_shardings(shapes, mesh, rules)
     if config.shard_weight_update:
         shardings = shard_over_data(shardings, shapes)
-    setup = PretrainSetup(
+    phase_setups = tuple(
+        PhaseSetup(
+            phase=phase,
+            objective=each,
+            num_microbatches=count_microbatches(config, phase, num_shards),
+            flops_per_row=each.flops_per_row(
+                model.config, phase.train.max_seq_length, phase.train.max_sequences
+            ),
+        )
+        for phase, each in zip(phases, objectives, strict=True)
+    )
+    for phase, encoder in itertools.product(phases, encoders_of(model).values()):
+        log_path(model.plan, encoder, phase.train.max_seq_length)
+    return PretrainSetup(
         config=config,
-        tokenizer=tokenizer,
+        phases=phase_setups,
         model=model,
         mesh=mesh,
         schedule=schedule,
@@ -162,10 +168,6 @@ def setup_pretraining(
         shardings=shardings,
         teacher_settings=teacher_settings,
     )
-    for phase in phases:  # Raise now, not hours later, after the previous phase.
-        setup.objective(phase)
-        setup.num_microbatches(phase)
-    return setup
 
 
 def build_objective(
@@ -177,6 +179,24 @@ def build_objective(
     """Builds the objective of a phase, with its teacher if it has one. Raises ValueError."""
     objective = phase.objective_class.from_config(config, tokenizer, phase.max_predictions)
     return objective.with_teacher(teacher_settings) if teacher_settings else objective
+
+
+def count_microbatches(config: ConfigDict, phase: Phase, num_shards: int) -> int:
+    """Returns the number of microbatches per update; raises ValueError if they are unequal.
+
+    `num_shards` is the number of shards of a batch.
+    """
+    override = config.long_phase.per_device_batch_size if phase.is_long else None
+    rows_per_device = config.per_device_batch_size if override is None else override
+    microbatch_size = max(rows_per_device, 1) * num_shards
+    if phase.batch_size % microbatch_size:
+        raise ValueError(
+            f"batch_size {phase.batch_size} is not divisible by {num_shards} data shards x "
+            f"per_device_batch_size {rows_per_device or 1}: use a multiple of {microbatch_size}"
+            + ", or per_device_batch_size=0 for one microbatch"
+            * bool(rows_per_device)
+        )
+    return phase.batch_size // microbatch_size if rows_per_device else 1
 
 
 def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
@@ -275,7 +295,7 @@ def model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bo
 
 
 def model_execution(config: ConfigDict) -> Execution:
-    """Returns how the model of `config.model` runs; fields of None have their defaults."""
+    """Returns how the model of `config.model` is to run; fields of None have their defaults."""
     given = {name: config.model.get(name) for name in EXECUTION_FIELDS}
     return Execution(**{name: value for name, value in given.items() if value is not None})
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.encoder import num_stacked_layers
+from bert_jax.model.encoder import encoders_of, num_stacked_layers
 from bert_jax.model.execution import StepParameters
 from bert_jax.objectives import Batch, Objective, Sums
 from bert_jax.sharding.collectives import sum_over_data
@@ -56,14 +56,13 @@ def make_pretrain_step(
     replicated = NamedSharding(mesh, P())
     mask_key, dropout_key = jax.random.split(jax.random.key(seed))
     overlaps = overlap_collectives and can_overlap(model.config, shardings, num_microbatches)
-    # Few models have more than one encoder: those say which.
-    encoders = getattr(model, "encoders", {"encoder": model.config})
     shard_gradients = functools.partial(gradients_of_shard, model, objective, num_microbatches)
 
     def update_step(state, rows, frozen=None):
         batch = prepare_batch(objective, mesh, rows, mask_key)
+        # Once for all microbatches, parameters are laid out as the layers read them.
         length = rows["tokens"].shape[1]
-        layout = StepParameters(model.execution, encoders, shardings.params, length, overlaps)
+        layout = StepParameters(model.plan, encoders_of(model), shardings.params, length, overlaps)
         params = layout.prepare(state.params)
         # Devices exchange gradients once, after all layers and microbatches (but for matrices
         # that layers gather), and each receives the sum for its own shard of the parameters.

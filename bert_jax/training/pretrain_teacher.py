@@ -10,7 +10,7 @@ from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.objectives import Objective, learns_from_teacher
 from bert_jax.sharding.rules import infer_shardings, with_shardings
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.pretrain_setup import Phase, PretrainSetup
+from bert_jax.training.pretrain_setup import PretrainSetup
 
 
 def read_teacher(
@@ -46,15 +46,13 @@ def read_teacher(
     return teacher
 
 
-def student_weights(
-    setup: PretrainSetup, phase: Phase, teacher: LoadedModel | None
-) -> LoadedModel | None:
+def student_weights(setup: PretrainSetup, teacher: LoadedModel | None) -> LoadedModel | None:
     """Returns what the student starts from, if it is the teacher's layers; logs which."""
     layers = setup.config.distillation.init_layers
     if not (teacher and layers):
         return None
     modules = setup.abstract_state.params
-    params = setup.objective(phase).initial_params(teacher.params, modules)
+    params = setup.phases[0].objective.initial_params(teacher.params, modules)
     fresh = ", ".join(sorted({*modules} - {*params})) or "nothing"
     logging.info(
         "Starting from layers %s of %s; newly initialized: %s",
@@ -65,23 +63,23 @@ def student_weights(
     return teacher._replace(params=params)
 
 
-def place_frozen(setup: PretrainSetup, phase: Phase, teacher: LoadedModel | None) -> dict:
+def place_frozen(setup: PretrainSetup, teacher: LoadedModel | None) -> dict:
     """Returns what the step reads beside the state: the teacher's parameters on the devices.
 
     They are sharded by the rules of its architecture; without a teacher there are none.
     """
     if not teacher:
         return {}
-    frozen = setup.objective(phase).frozen_params(teacher.params)
+    frozen = setup.phases[0].objective.frozen_params(teacher.params)
     return jax.device_put(frozen, _shardings(setup, frozen))
 
 
-def abstract_frozen(setup: PretrainSetup, phase: Phase) -> dict:
+def abstract_frozen(setup: PretrainSetup) -> dict:
     """Returns the shapes, dtypes and shardings of `place_frozen`."""
     if not setup.teacher_settings:
         return {}
     params = abstract_params(setup.teacher_settings)
-    frozen = setup.objective(phase).frozen_params(params)
+    frozen = setup.phases[0].objective.frozen_params(params)
     return with_shardings(frozen, _shardings(setup, frozen))
 
 

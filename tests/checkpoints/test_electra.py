@@ -10,7 +10,7 @@ from bert_jax.checkpoints.export import params_to_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import generator_of, read_model
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, ReplacedTokenModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -32,7 +32,7 @@ def workdir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("electra")
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
     config = small_model_config(tokenizer.vocab_size, family="electra", embedding_size=24)
-    model = ReplacedTokenModel(config, Execution(), GeneratorSettings(**GENERATOR))
+    model = ReplacedTokenModel(config, ExecutionPlan(), GeneratorSettings(**GENERATOR))
     shapes = jax.eval_shape(model.init, jax.random.key(0), example_batch())["params"]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)

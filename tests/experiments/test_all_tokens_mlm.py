@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.masking import Masking
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.objectives.replaced_tokens import GeneratorSettings
@@ -35,7 +35,7 @@ def test_loss_equals_the_mixture_in_float64():
 
 
 def test_all_tokens_have_a_loss_and_the_generator_its_own():
-    model = OBJECTIVE.make_model(CONFIG, Execution())
+    model = OBJECTIVE.make_model(CONFIG, ExecutionPlan())
     params = jax.jit(model.init)(jax.random.key(0), example_batch())["params"]
     assert set(params) == {"encoder", "mlm", "discriminator", "generator"}
     tokens = np.random.default_rng(0).integers(5, 60, (3, 12))
@@ -55,4 +55,4 @@ def test_all_tokens_have_a_loss_and_the_generator_its_own():
     assert 0.6 < copied < 1
     wider = dataclasses.replace(OBJECTIVE, generator=GeneratorSettings(2.0))
     with pytest.raises(ValueError, match=r"hidden_fraction=2\.0: expected more than 0"):
-        wider.make_model(CONFIG, Execution())
+        wider.make_model(CONFIG, ExecutionPlan())

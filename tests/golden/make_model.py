@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import gather_positions
 from bert_jax.objectives.masked_lm import PretrainingModel, target_sums
 
@@ -141,15 +141,15 @@ def transformers_outputs(config: BertConfig, tensors: dict, batch: dict) -> dict
 
 
 def outputs(
-    config: BertConfig, params: dict, batch: dict, execution: Execution = Execution()
+    config: BertConfig, params: dict, batch: dict, plan: ExecutionPlan = ExecutionPlan()
 ) -> dict:
     """Returns the same outputs of this project; `gradients` is a parameter tree."""
-    return jax.device_get(_outputs(config, execution, params, batch))
+    return jax.device_get(_outputs(config, plan, params, batch))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _outputs(config, execution, params, batch):
-    model, variables = PretrainingModel(config, execution=execution), {"params": params}
+def _outputs(config, plan, params, batch):
+    model, variables = PretrainingModel(config, plan=plan), {"params": params}
     shape = batch["tokens"].shape
     everywhere = batch | {"target_positions": jnp.broadcast_to(jnp.arange(shape[1]), shape)}
 

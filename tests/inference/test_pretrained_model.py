@@ -20,7 +20,7 @@ from bert_jax.inference import forward
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -130,7 +130,7 @@ def test_module_applies_the_parameters(model):
     row = np.array([model.tokenizer.encode("the river")])
     batch = batch_of_row(row)
     # `load` loops over the layers: unrolled ones, the default of Encoder, may round differently.
-    encoder = Encoder(model.config, Execution(scan_layers=True))
+    encoder = Encoder(model.config, ExecutionPlan(scans_layers=True))
     expected = encoder.apply({"params": model.params["encoder"]}, batch)
     alone = {"encoder": model.params["encoder"]}
     bare = PretrainedModel(model.config, model.tokenizer, alone)

@@ -16,7 +16,7 @@ from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, Dropout, HiddenDropout, attention_dropout
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, target_sums
 from bert_jax.training.pretrain_step import step_dropout
 from tests.golden import make_model as golden
@@ -35,16 +35,16 @@ def numbered(batch):
     return batch | {"dropout_rows": jnp.arange(len(batch["tokens"]))}
 
 
-def sums_of(config, execution, params, batch, dropout_key=None):
+def sums_of(config, plan, params, batch, dropout_key=None):
     dropout = dropout_key is not None and step_dropout(config, numbered(batch), dropout_key)
-    model = PretrainingModel(config, execution=execution)
+    model = PretrainingModel(config, plan=plan)
     return target_sums(model, params, batch, dropout or None, "mlm")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def loss_and_gradients(config, execution, params, batch, dropout_key):
+def loss_and_gradients(config, plan, params, batch, dropout_key):
     def loss_fn(params):
-        sums = sums_of(config, execution, params, batch, dropout_key)
+        sums = sums_of(config, plan, params, batch, dropout_key)
         return sums["mlm_loss"][0] + sums["nsp_loss"][0]
 
     return jax.value_and_grad(loss_fn)(params)
@@ -91,9 +91,9 @@ def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
 
 def test_scanned_layers_equal_unrolled_ones(example):
     config, params, batch, _ = example
-    both = Execution(scan_layers=True), Execution(scan_layers=False)
+    both = ExecutionPlan(scans_layers=True), ExecutionPlan()
     params, same = (
-        jax.jit(PretrainingModel(config, execution=each).init)(jax.random.key(0), example_batch())[
+        jax.jit(PretrainingModel(config, plan=each).init)(jax.random.key(0), example_batch())[
             "params"
         ]
         for each in both
@@ -118,15 +118,15 @@ def test_scanned_layers_equal_unrolled_ones(example):
 )
 def test_recomputed_activations_give_the_same_loss_and_gradients(example, remat, scan_layers):
     config, params, batch, _ = example
-    recomputing = Execution(remat=remat, scan_layers=scan_layers)
+    recomputing = ExecutionPlan(remat=remat, scans_layers=scan_layers)
     key = jax.random.key(1)
-    expected = loss_and_gradients(config, Execution(), params, batch, key)
+    expected = loss_and_gradients(config, ExecutionPlan(), params, batch, key)
     assert_close(expected, loss_and_gradients(config, recomputing, params, batch, key), 1e-5)
 
 
 def test_bfloat16_is_close_and_keeps_logits_and_gradients_in_float32(example):
     config, params, batch, expected = example
-    outputs = golden.outputs(config, params, batch, Execution(dtype="bfloat16"))
+    outputs = golden.outputs(config, params, batch, ExecutionPlan(dtype="bfloat16"))
     assert outputs["hidden"].dtype == jnp.bfloat16
     assert outputs["mlm_logits"].dtype == outputs["nsp_logits"].dtype == np.float32
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(outputs["gradients"]))
@@ -213,7 +213,7 @@ def test_attention_saves_what_remat_says(rate, remat, num_probabilities, num_hea
         ids = jnp.ones((2, 7), jnp.int32)
         return jnp.tanh(attention(x, x, x, ids, num_heads=3, dropout=dropout) @ matrix)
 
-    layer = Execution(remat=remat).with_remat(layer, in_loop=True)
+    layer = ExecutionPlan(remat=remat).with_remat(layer, in_loop=True)
     shapes = [shape for shape, _ in saved_arrays(layer, jnp.ones((2, 7, 12)), jnp.ones((12, 5)))]
     assert shapes.count((2, 3, 7, 7)) == num_probabilities
     assert shapes.count((2, 3, 7, 4)) == num_head_arrays
@@ -326,12 +326,12 @@ def test_every_dropout_place_of_every_layer_has_its_own_key(example, monkeypatch
 
     record(HiddenDropout)
     record(AttentionDropout)
-    execution = Execution(scan_layers=scan_layers)
-    sums_of(config, execution, params, batch, jax.random.key(0))
+    plan = ExecutionPlan(scans_layers=scan_layers)
+    sums_of(config, plan, params, batch, jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.
     assert len(used) == len(set(used)) == 1 + 3 * config.num_layers
     used.clear()
-    sums_of(config, execution, params, batch)
+    sums_of(config, plan, params, batch)
     jax.effects_barrier()
     assert not used

@@ -22,7 +22,7 @@ from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.attention import attention
 from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution, uses_fast_path
+from bert_jax.model.execution import ExecutionPlan, log_path
 from bert_jax.model.layers import Embedding, TokenEmbedding
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
@@ -218,7 +218,9 @@ def test_it_has_no_named_sizes_and_no_other_fields():
 
 
 def test_it_has_no_kernels_and_a_warning_says_so(caplog):
-    assert not uses_fast_path(Execution(kernels="tpu"), Config(100), 128)
+    plan = ExecutionPlan(uses_kernels=True, scans_layers=True)
+    assert plan.path(Config(100), 128) == "scan"
+    log_path(plan, Config(100), 128)
     assert "it computes the layers of bert, not of tests" in caplog.text
 
 

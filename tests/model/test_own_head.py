@@ -18,7 +18,7 @@ from bert_jax.configs.finetune import text_classification as config_file
 from bert_jax.model import heads
 from bert_jax.model.dropout import as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import cross_entropy
 from bert_jax.model.task_models import dense_head
 from bert_jax.tasks import text_classification
@@ -35,10 +35,10 @@ class ManyDropoutsModel(nn.Module):
 
     config: object
     num_outputs: int
-    execution: Execution = Execution()
+    plan: ExecutionPlan | None = None
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.head = dense_head(self.config, self.num_outputs)
 
     def __call__(self, batch, dropout=None):

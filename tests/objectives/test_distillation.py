@@ -17,7 +17,7 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.pretrain import bert_base
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.distillation import Distillation, DistillationModel
 from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel, example_batch
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -104,7 +104,7 @@ def test_objective(holds, tmp_path):
 @pytest.mark.parametrize("weights", [{"soft": 1.0}, {"cosine": 1.0}], ids=list)
 def test_each_loss_alone_is_what_it_is_beside_the_others(weights):
     objective = make_objective(weights, temperature=3.0)
-    model = objective.make_model(STUDENT, Execution(kernels="plain"))
+    model = objective.make_model(STUDENT, ExecutionPlan())
     params, batch = suites.params_of(CASE) | CASE.frozen, suites.prepared(CASE)
     sums = jax.jit(lambda params, batch: objective.sums(model, params, batch))(params, batch)
     assert set(objective.counts(batch)) == {f"{name}_loss" for name in objective.losses}
@@ -161,7 +161,7 @@ def test_compared_outputs_equal_the_encoder_and_its_layers():
 
 def test_student_with_all_layers_of_its_teacher_has_no_loss():
     objective = make_objective({"soft": 5.0, "cosine": 1.0}, init_layers=(1, 2, 3, 4))
-    model = objective.make_model(TEACHER, Execution())
+    model = objective.make_model(TEACHER, ExecutionPlan())
     batch = suites.prepared(CASE)
     modules = random_params(model, batch)
     params = objective.initial_params(teacher_params(), modules)
@@ -202,9 +202,10 @@ def test_fast_path_agrees_with_the_plain_layers():
     suites.assert_fast_path_changes_nothing(make_case(objective, student), tolerance=1e-3)
 
 
-def test_losses_that_compare_layers_run_them_one_by_one():
-    for kernels in ("tpu", "auto"):
-        assert OBJECTIVE.make_model(STUDENT, Execution(kernels)).execution.kernels == "plain"
+def test_losses_that_compare_layers_run_them_one_by_one_and_say_so(caplog):
+    plan = ExecutionPlan(uses_kernels=True, dtype="bfloat16")
+    assert OBJECTIVE.make_model(STUDENT, plan).plan == ExecutionPlan(dtype="bfloat16")
+    assert "run without the fast path for TPUs: the losses compare" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +255,7 @@ def test_teacher_is_neither_in_the_state_nor_in_the_program(given):
     assert {len(leaf) for leaf in leaves} == {2}
     assert isinstance(setup.model, DistillationModel)
     # It is lowered for any teacher of these shapes.
-    objective = setup.objective(phases[0])
+    objective = setup.phases[0].objective
     frozen = jax.eval_shape(lambda: objective.frozen_params(teacher.params))
     rows = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype)

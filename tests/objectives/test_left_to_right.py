@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.left_to_right import LeftToRight
 from tests.suites import objectives as suites
 
@@ -69,6 +69,6 @@ def test_every_token_but_the_first_of_its_sequence_is_predicted_and_none_is_corr
 
 
 def test_without_pairs_there_is_neither_head_nor_pooler():
-    model = LeftToRight(next_sentence=False).make_model(CONFIG, Execution())
+    model = LeftToRight(next_sentence=False).make_model(CONFIG, ExecutionPlan())
     params = jax.eval_shape(model.init, jax.random.key(0), suites.prepared(CASE))["params"]
     assert set(params) == {"encoder", "mlm"} and "pooler" not in params["encoder"]

@@ -17,7 +17,7 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import row_keys
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
@@ -31,10 +31,10 @@ class ShuffleModel(nn.Module):
     """An encoder with one binary output for each position."""
 
     config: object
-    execution: Execution = Execution()
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
+        self.encoder = Encoder(self.config, self.plan)
         self.shuffled = nn.Dense(2, dtype=jnp.float32)
 
     def __call__(self, batch, dropout=None):
@@ -58,8 +58,8 @@ class WasShuffled:
     def from_config(cls, config, tokenizer, max_predictions):
         return cls()
 
-    def make_model(self, config, execution):
-        return ShuffleModel(config, execution)
+    def make_model(self, config, plan):
+        return ShuffleModel(config, plan)
 
     def prepare(self, rows, key):
         batch = unpack_rows(rows)

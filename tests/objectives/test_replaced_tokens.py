@@ -15,7 +15,7 @@ import bert_jax
 from bert_jax import finetune, pretrain
 from bert_jax.configs.finetune import text_classification
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives import replaced_tokens
 from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel
 from bert_jax.objectives.replaced_tokens import (
@@ -39,7 +39,7 @@ prepare = jax.jit(OBJECTIVE.prepare)
 
 
 def make_params(config=CONFIG, objective=OBJECTIVE) -> dict:
-    model = objective.make_model(config, Execution())
+    model = objective.make_model(config, ExecutionPlan())
     return random_params(model, suites.prepared(CASE))
 
 
@@ -134,7 +134,7 @@ def test_exactly_the_embeddings_are_shared():
     params = make_params(objective=objective)
     assert paths(generator_params(params)) == paths(params["generator"])
     table = params["generator"]["encoder"]["embeddings"]["token_embedding"]["embedding"]
-    generator = objective.make_model(CONFIG, Execution()).generator
+    generator = objective.make_model(CONFIG, ExecutionPlan()).generator
     assert table.shape[1] == 16 and generator.config.embedding_size is None
 
 
@@ -158,7 +158,7 @@ def test_gradients_of_both_losses_reach_the_shared_embeddings_and_no_other():
 
 
 def test_generator_and_discriminator_drop_other_elements(monkeypatch):
-    model, keys = OBJECTIVE.make_model(CONFIG, Execution()), []
+    model, keys = OBJECTIVE.make_model(CONFIG, ExecutionPlan()), []
 
     def record(self, batch, dropout):
         keys.append(tuple(jax.random.key_data(dropout.key).tolist()))
@@ -225,7 +225,7 @@ def test_flops_are_the_sum_for_generator_and_discriminator():
 def test_an_invalid_generator_is_a_clear_error(settings, message):
     objective = ReplacedTokens(MASKING, GeneratorSettings(**settings))
     with pytest.raises(ValueError, match=message):
-        objective.make_model(CONFIG, Execution())
+        objective.make_model(CONFIG, ExecutionPlan())
 
 
 def electra_config(corpus, **fields):

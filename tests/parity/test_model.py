@@ -16,7 +16,7 @@ from bert_jax.checkpoints.transformers_names import BERT
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.left_to_right import LeftToRight
 from tests.golden import make_model as golden
 
@@ -95,7 +95,7 @@ def test_left_to_right_loss_and_gradients_equal_transformers_in_packed_rows_too(
             row["sequence_bounds"][slot] = first, first + second, first + length
     params, _ = params_from_huggingface(tensors, config)
     objective = LeftToRight(next_sentence=False)
-    model = objective.make_model(config, Execution())
+    model = objective.make_model(config, ExecutionPlan())
 
     def loss_fn(params, batch):
         loss, count = objective.sums(model, params, batch)["next_token_loss"]

@@ -44,7 +44,7 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     save_huggingface(tmp_path / "start", params, settings, source.tokenizer)
     reference = transformers.BertForPreTraining.from_pretrained(tmp_path / "start").eval()
     (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
-    batch = setup.objective(phase).prepare(rows, jax.random.split(key)[0])
+    batch = setup.phases[0].objective.prepare(rows, jax.random.split(key)[0])
     batch = {name: torch.tensor(np.asarray(values)).long() for name, values in batch.items()}
     with torch.no_grad():
         outputs = reference(

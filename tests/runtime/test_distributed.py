@@ -112,7 +112,8 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
     (phase,) = open_phases(config)
     setup = setup_pretraining(config, [phase], phase.train.tokenizer)
     params = jax.device_put(saved_params(one_process), setup.shardings.params)
-    eval_step = make_eval_step(setup.model, setup.mesh, setup.objective(phase), seed=config.seed)
+    objective = setup.phases[0].objective
+    eval_step = make_eval_step(setup.model, setup.mesh, objective, seed=config.seed)
     batches = heldout_batches(rows, batch_sharding(setup.mesh), 8)
     sums = [jax.device_get(eval_step(params, batch)) for batch in batches]
     correct, count = np.sum([batch_sums["nsp_accuracy"] for batch_sums in sums], axis=0)

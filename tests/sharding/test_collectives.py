@@ -16,7 +16,7 @@ from bert_jax.data.batches import abstract_rows
 from bert_jax.data.masking import Masking
 from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.pods.estimate import hlo_cost
 from bert_jax.sharding import collectives
@@ -73,7 +73,7 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     sizes |= {"num_layers": 1, "num_heads": 2, "max_position_embeddings": length}
     masking = Masking((0, 1, 2, 3, 4), 4, vocab, (True,) * vocab, max_predictions=5)
     objective = MaskedLm(masking)
-    model = objective.make_model(BertConfig(**sizes), Execution(dtype="bfloat16"))
+    model = objective.make_model(BertConfig(**sizes), ExecutionPlan(dtype="bfloat16"))
     optimizer = optax.sgd(1e-3)
     key = jax.random.key(0)
     train = types.SimpleNamespace(max_seq_length=length, max_sequences=2)

@@ -24,7 +24,7 @@ from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives import Objective
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
@@ -146,7 +146,7 @@ def cross_entropy(name: str, logits, targets, weights) -> dict[str, tuple[float,
 
 @functools.cache
 def model_of(case: ObjectiveCase):
-    return case.objective.make_model(case.config, Execution())
+    return case.objective.make_model(case.config, ExecutionPlan())
 
 
 @functools.cache
@@ -222,9 +222,9 @@ def empty_rows_do_not_count(case: ObjectiveCase, directory):
     assert all(count == 1 for count in case.objective.counts(empty).values())
 
 
-def make_step(case: ObjectiveCase, num_microbatches: int = 1, kernels: str = "auto", **axes):
+def make_step(case: ObjectiveCase, num_microbatches: int = 1, uses_kernels: bool = False, **axes):
     """Returns the state at the start, its shardings, and the training step, on a mesh."""
-    model = case.objective.make_model(case.config, Execution(kernels))
+    model = case.objective.make_model(case.config, ExecutionPlan(uses_kernels))
     optimizer = optax.sgd(1.0, momentum=0.9)  # The first update is the gradient.
     params = params_of(case)
     state = TrainState(np.zeros([], np.int32), params, optimizer.init(params))
@@ -239,9 +239,9 @@ def make_step(case: ObjectiveCase, num_microbatches: int = 1, kernels: str = "au
     return state, shardings, lambda state: update(state, rows, frozen)
 
 
-def one_step(case: ObjectiveCase, num_microbatches: int = 1, kernels: str = "auto", **axes):
+def one_step(case: ObjectiveCase, num_microbatches: int = 1, uses_kernels: bool = False, **axes):
     """Returns parameters and metrics after a step, on the host."""
-    state, _, update = make_step(case, num_microbatches, kernels, **axes)
+    state, _, update = make_step(case, num_microbatches, uses_kernels, **axes)
     state, metrics = jax.device_get(update(state))
     return state.params, metrics
 
@@ -325,7 +325,7 @@ def every_mesh_agrees_with_one_device(case: ObjectiveCase, directory):
 def assert_fast_path_changes_nothing(case: ObjectiveCase, tolerance: float):
     """Compares a step with and without it; for sizes that it takes, which are not the smallest."""
     (params, metrics), (expected, expected_metrics) = (
-        one_step(case, kernels=kernels, data=1) for kernels in ("tpu", "plain")
+        one_step(case, uses_kernels=uses_kernels, data=1) for uses_kernels in (True, False)
     )
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-5)
     jax.tree.map(

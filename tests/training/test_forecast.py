@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.training import forecast
-from bert_jax.training.pretrain_setup import Phase
+from bert_jax.training.pretrain_setup import Phase, PhaseSetup
 
 
 def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
@@ -26,13 +26,16 @@ PHASES = [
 ]
 
 
-def setup(flops_per_token: float = 10.0):
+def setup(flops_per_token: float = 10.0, phases=PHASES):
     """A setup of 1,234,567 parameters whose rows take `flops_per_token` for each token."""
     params = {"a": np.zeros(1_234_560), "b": np.zeros(7)}
     return types.SimpleNamespace(
         config=types.SimpleNamespace(max_eval_batches=0, eval_batch_size=64),
         abstract_state=types.SimpleNamespace(params=params),
-        flops_per_row=lambda phase: flops_per_token * phase.train.max_seq_length,
+        phases=[
+            PhaseSetup(phase, None, 1, flops_per_token * phase.train.max_seq_length)
+            for phase in phases
+        ],
     )
 
 
@@ -57,12 +60,12 @@ def test_losses_appear_before_the_regular_interval(log_every, expected):
     ],
 )
 def test_remaining_work_counts_the_longer_rows_of_the_second_phase(step, expected):
-    assert forecast.flops_left(setup(), PHASES, step) == expected
+    assert forecast.flops_left(setup(), step) == expected
 
 
 def test_run_logs_parameters_epochs_and_tokens(caplog):
     caplog.set_level("INFO", "absl")
-    forecast.log_run(setup(), PHASES, 0)
+    forecast.log_run(setup(), 0)
     assert [record.getMessage() for record in caplog.records] == [
         "The model has 1.23 million parameters",
         "1,000 steps of 8 rows of 64 tokens: "
@@ -76,7 +79,8 @@ def test_run_repeats_the_warnings_about_its_corpora(caplog):
     long = rows(256)
     long.manifest["splits"]["train"]["warnings"] = ["6 % of the train tokens are [UNK]"]
     long.manifest["warnings"] = ["only 3 documents are held out"]
-    forecast.log_run(setup(), [PHASES[0], dataclasses.replace(PHASES[1], train=long)], 0)
+    phases = [PHASES[0], dataclasses.replace(PHASES[1], train=long)]
+    forecast.log_run(setup(phases=phases), 0)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "corpus/256: 6 % of the train tokens are [UNK]",
         "corpus/256: only 3 documents are held out",
@@ -98,7 +102,7 @@ def test_days_on_a_cpu_are_a_warning(
 ):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(forecast.os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    forecast.log_run(setup(flops_per_token), PHASES, first_step)
+    forecast.log_run(setup(flops_per_token), first_step)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == (days is not None)
     assert not days or (days in warnings[0] and "small_corpus.py" in warnings[0])

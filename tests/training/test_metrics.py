@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.data.rows import Rows
 from bert_jax.model.config import BertConfig
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, flops_per_row
 from bert_jax.training import metrics
 from bert_jax.training.metrics import MetricsWriter, perplexity, unigram_baseline
@@ -58,7 +58,7 @@ def test_flops_agree_with_the_count_of_the_compiler():
         intermediate_size=1024,
         dropout_rate=0.0,
     )
-    model = PretrainingModel(config, execution=Execution(scan_layers=False))
+    model = PretrainingModel(config, plan=ExecutionPlan())
     length, predictions, pairs = 128, 20, 4
     ids = jnp.zeros((1, length), jnp.int32)
     batch = dict.fromkeys(example_batch(), ids)

@@ -110,7 +110,7 @@ def test_each_phase_has_its_microbatches():
         config = tiny_config(per_device_batch_size=16, long_phase__per_device_batch_size=override)
         phases = [planned(config), planned(config, is_long=True)]
         setup = setup_pretraining(config, phases, UNCASED_ENGLISH)
-        assert tuple(map(setup.num_microbatches, phases)) == expected
+        assert tuple(each.num_microbatches for each in setup.phases) == expected
 
 
 def test_devices_are_logged_in_words(caplog):

@@ -16,7 +16,7 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import RULES
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import cross_entropy
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.masked_lm import MaskedLm, example_batch
@@ -40,9 +40,9 @@ MASKING = Masking(
 OBJECTIVE = MaskedLm(MASKING)
 
 
-def small_model(execution=Execution(), **changes):
+def small_model(plan=ExecutionPlan(), **changes):
     defaults = {"num_heads": 2, "dropout_rate": 0.0, "initializer_range": 0.2}
-    return OBJECTIVE.make_model(small_model_config(VOCAB, **defaults | changes), execution)
+    return OBJECTIVE.make_model(small_model_config(VOCAB, **defaults | changes), plan)
 
 
 def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str, np.ndarray]:
@@ -318,19 +318,19 @@ def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "execution",
+    "plan",
     [
-        Execution(kernels="tpu"),
-        Execution(kernels="plain", scan_layers=True),
-        Execution(scan_layers=False),
+        ExecutionPlan(uses_kernels=True),
+        ExecutionPlan(scans_layers=True),
+        ExecutionPlan(),
     ],
     ids=str,
 )
-def test_overlap_collectives_has_the_gradients_of_one_exchange(execution):
+def test_overlap_collectives_has_the_gradients_of_one_exchange(plan):
     fields = {"hidden_size": 128, "dropout_rate": 0.1, "initializer_range": 0.05}
     rows = random_rows(16)
     expected, metrics = one_step(small_model(**fields), optax.sgd(1.0), rows)
-    model = small_model(execution, **fields)
+    model = small_model(plan, **fields)
     state, shardings = sharded_over_data(*fresh(model, optax.sgd(1.0), data=8))
     update = pretrain_step.make_pretrain_step(
         model, optax.sgd(1.0), shardings, OBJECTIVE, seed=0, overlap_collectives=True

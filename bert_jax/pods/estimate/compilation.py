@@ -22,7 +22,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.objectives import Objective, find_objective, learns_from_teacher
 from bert_jax.pods.chips import CHIPS, Chip, parse_topology
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_setup import Phase, PretrainSetup, plan_phase
+from bert_jax.training.pretrain_setup import Phase, PhaseSetup, PretrainSetup, plan_phase
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.pretrain_teacher import abstract_frozen
 from bert_jax.training.state import TrainState
@@ -103,20 +103,21 @@ def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
     return [phase for phase in phases if phase.num_steps]
 
 
-def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], str]:
+def compile_step(setup: PretrainSetup, phase_setup: PhaseSetup) -> tuple[dict[str, int], str]:
     """Compiles the update step of a phase, as `compile_program` does."""
+    phase = phase_setup.phase
     state = setup.abstract_state
     batch = abstract_rows(phase.train, phase.batch_size, batch_sharding(setup.mesh))
     update_step = make_pretrain_step(
         setup.model,
         setup.optimizer,
         setup.shardings,
-        setup.objective(phase),
+        phase_setup.objective,
         seed=setup.config.seed,
-        num_microbatches=setup.num_microbatches(phase),
+        num_microbatches=phase_setup.num_microbatches,
         overlap_collectives=setup.config.overlap_collectives,
     )
-    frozen = abstract_frozen(setup, phase)
+    frozen = abstract_frozen(setup)
     hbm, hlo = compile_program(update_step, state, batch, frozen)
     if frozen:  # So far it is counted with what the compiler adds.
         hbm["teacher"] = bytes_per_device(frozen)

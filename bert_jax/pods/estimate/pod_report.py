@@ -26,7 +26,7 @@ from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles, step_cost
 from bert_jax.sharding.rules import path_name
 from bert_jax.training import metrics
-from bert_jax.training.pretrain_setup import Phase, PretrainSetup, setup_pretraining
+from bert_jax.training.pretrain_setup import Phase, PhaseSetup, PretrainSetup, setup_pretraining
 
 
 def report(
@@ -47,10 +47,10 @@ def report(
     teacher = compilation.assumed_teacher(config, phases[0].objective_class)
     setup = setup_pretraining(config, phases, tokenizer, devices, teacher_settings=teacher)
     figures = []
-    for phase in phases:
+    for phase_setup in setup.phases:
         started = time.monotonic()
-        path = hlo_path if phase is phases[0] else None
-        phase_figures = _phase_figures(setup, phase, topology, num_costliest, path)
+        path = hlo_path if phase_setup is setup.phases[0] else None
+        phase_figures = _phase_figures(setup, phase_setup, topology, num_costliest, path)
         figures.append(phase_figures | {"compile_seconds": time.monotonic() - started})
     # Without a figure, a step that does not fit counts as the largest.
     largest = max(
@@ -66,7 +66,7 @@ def report(
         "num_slices": parse_topology(topology)[-1],
         "num_params": num_params(setup),
         "clock_hz": chip.clock_hz,
-        "remat": setup.model.execution.remat,
+        "remat": setup.model.plan.remat,
         "phases": figures,
         "fits": all(phase["fits"] for phase in figures),
     }
@@ -83,25 +83,25 @@ def _total_hours(figures: list[dict]) -> dict[str, float]:
     return {f"total_{name}": sum(phase[name] for phase in figures) for name in names}
 
 
-def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, hlo_path) -> dict:
+def _phase_figures(
+    setup: PretrainSetup, phase_setup: PhaseSetup, topology, num_costliest, hlo_path
+) -> dict:
+    phase, row_flops = phase_setup.phase, phase_setup.flops_per_row
     chip_name, *_ = parse_topology(topology)
     chip = CHIPS[chip_name]
     mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
-    row_flops = setup.objective(phase).flops_per_row(
-        setup.model.config, length, phase.train.max_sequences
-    )
     figures = {
         "max_seq_length": length,
         "batch_size": phase.batch_size,
         "num_steps": phase.num_steps,
         "hbm_capacity_bytes": chip.hbm_bytes,
         "mesh": mesh,
-        "per_device_batch_size": rows_per_device // setup.num_microbatches(phase),
+        "per_device_batch_size": rows_per_device // phase_setup.num_microbatches,
         "model_flops_per_row": row_flops,
     }
     try:
-        hbm, hlo = compilation.compile_step(setup, phase)
+        hbm, hlo = compilation.compile_step(setup, phase_setup)
     except compilation.DoesNotFit as error:
         return figures | {
             "fits": False,

@@ -18,7 +18,7 @@ from bert_jax.finetuning.hyperparameters import finetune_optimizer, make_hyperpa
 from bert_jax.finetuning.stack_steps import build_stack_steps
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import Execution, plan_execution
 from bert_jax.pods.chips import GIB, parse_topology
 from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import step_cost
@@ -87,7 +87,8 @@ def compile_stack(
     head = HEADS[config.task]
     settings = {"task": head.name, "labels": ["a", "b"], "lstm_size": fields.pop("lstm_size", 0)}
     rates = {name: fields.pop(name) for name in RATES if name in fields}
-    model = heads.make_model(BertConfig(**rates), settings, Execution(**fields))
+    plan = plan_execution(Execution(**fields), devices[0])
+    model = heads.make_model(BertConfig(**rates), settings, plan)
     shape = RowShape(
         length=config.max_seq_length,
         max_sequences=max(config.max_seq_length // 8, 1),

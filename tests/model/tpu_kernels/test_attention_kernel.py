@@ -10,11 +10,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model import execution as execution_module
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
-from bert_jax.model.execution import Execution, uses_fast_path
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.tpu_kernels import attention_kernel
 from bert_jax.model.tpu_kernels.layer import interleave, kernel_attention
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
@@ -212,66 +211,23 @@ def test_model_has_the_same_loss_and_gradients_with_the_kernel():
     config = BertConfig.named("tiny", vocab_size=50)
 
     @functools.partial(jax.jit, static_argnums=1)
-    def value_and_gradients(params, kind):
-        return jax.value_and_grad(loss)(params, kind)
+    def value_and_gradients(params, uses_kernels):
+        return jax.value_and_grad(loss)(params, uses_kernels)
 
-    def loss(params, kind):
-        model = PretrainingModel(config, execution=Execution(kernels=kind))
+    def loss(params, uses_kernels):
+        model = PretrainingModel(config, plan=ExecutionPlan(uses_kernels))
         dropout = Dropout(jax.random.key(1), jnp.arange(2), 0.1)
         mlm, nsp = model.apply({"params": params}, batch, dropout)
         return jnp.mean(jax.nn.logsumexp(mlm[..., :50], -1)) + jnp.mean(jnp.square(nsp))
 
     params = PretrainingModel(config).init(jax.random.key(0), example_batch())["params"]
     (plain, dplain), (kernel, dkernel) = (
-        value_and_gradients(params, kind) for kind in ("plain", "tpu")
+        value_and_gradients(params, uses_kernels) for uses_kernels in (False, True)
     )
     np.testing.assert_allclose(kernel, plain, rtol=1e-6)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), dkernel, dplain
     )
-
-
-@pytest.mark.parametrize(
-    ("length", "fields", "execution", "reason"),
-    [
-        (520, {}, {}, "rows of 520 tokens are longer than 512"),
-        (16, {"hidden_size": 192, "num_heads": 3}, {}, "heads of 64 in 192 lanes"),
-        (16, {"hidden_size": 96, "num_heads": 1}, {}, "heads of 96 in 96 lanes"),
-        (16, {"num_layers": 1}, {}, "a single layer needs no loop"),
-        (16, {}, {"scan_layers": False}, "scan_layers is False"),
-        (16, {}, {"kernels": "plain"}, ""),  # Not asked for.
-    ],
-)
-def test_unsupported_cases_of_the_fast_path_fall_back_and_are_logged_once(
-    caplog, length, fields, execution, reason
-):
-    execution_module._log_refusal.cache_clear()
-    config = BertConfig(**({"hidden_size": 128, "num_heads": 2} | fields))
-    execution = Execution(**({"kernels": "tpu"} | execution))
-    for _ in range(2):
-        assert not uses_fast_path(execution, config, length)
-    found = [record.message for record in caplog.records]
-    assert len(found) == bool(reason) and all(reason in message for message in found)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"activation": "relu"},
-        # ALBERT_XLARGE: heads of 128.
-        {"hidden_size": 2048, "activation": "gelu_tanh", "shares_layers": True, "num_heads": 16},
-    ],
-)
-def test_fast_path_is_logged_once(caplog, fields):
-    caplog.set_level("INFO", "absl")
-    execution_module._log_use.cache_clear()
-    for _ in range(2):
-        assert uses_fast_path(Execution(kernels="tpu"), BertConfig(**fields), 512)
-    size = fields.get("hidden_size", 768)
-    expected = f"The 12 layers of hidden size {size} run on the fast path for TPUs"
-    interpreted = ", its kernels interpreted on the cpu, which is slow"
-    assert [each.message for each in caplog.records] == [expected + interpreted]
 
 
 @pytest.fixture(scope="module")

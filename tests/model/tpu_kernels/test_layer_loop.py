@@ -13,7 +13,7 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, layer_dropout
 from bert_jax.model.encoder import Encoder, EncoderModel, run_layers
-from bert_jax.model.execution import Execution, StepParameters
+from bert_jax.model.execution import ExecutionPlan, StepParameters
 from bert_jax.model.layers import gather_positions
 from bert_jax.model.tpu_kernels import attention_kernel, layer_loop
 from bert_jax.model.tpu_kernels.layer import interleave
@@ -23,8 +23,8 @@ from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, path_name
 
 CONFIG = BertConfig(num_layers=2, hidden_size=256, num_heads=4, intermediate_size=512)
-FAST, PLAIN = Execution(kernels="tpu"), Execution(kernels="plain", scan_layers=True)
-UNROLLED = Execution(kernels="plain", scan_layers=False)
+FAST, PLAIN = ExecutionPlan(uses_kernels=True), ExecutionPlan(scans_layers=True)
+UNROLLED = ExecutionPlan()
 BATCH, LENGTH = 4, 128
 
 
@@ -45,16 +45,16 @@ def make_params():
     return {"layers": params}
 
 
-def run(config, execution, params, x, batch, rate=0.1, positions=None):
+def run(config, plan, params, x, batch, rate=0.1, positions=None):
     settings = Dropout(jax.random.key(1), batch["rows"], rate)
     dropout = layer_dropout(settings, config.num_layers, config.num_heads, x.shape[1])
     layers = params["layers"]
-    return run_layers(config, execution, layers, x, batch["ids"], dropout, positions)
+    return run_layers(config, plan, layers, x, batch["ids"], dropout, positions)
 
 
-def outputs_and_gradients(config, execution, params, batch, rate=0.1):
+def outputs_and_gradients(config, plan, params, batch, rate=0.1):
     def loss(params, x):
-        y = run(config, execution, params, x, batch, rate)
+        y = run(config, plan, params, x, batch, rate)
         return jnp.sum(y * batch["dy"]), y
 
     (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, batch["x"])
@@ -70,39 +70,39 @@ def assert_equal(actual, expected):
 
 
 @pytest.mark.parametrize(
-    ("fields", "execution"),
+    ("fields", "plan"),
     [
         # In the fast tier, test_bert.py has scanned and unrolled layers of a whole model.
         pytest.param({}, PLAIN, marks=pytest.mark.slow),
         pytest.param({}, FAST, marks=pytest.mark.slow),
         pytest.param({"causal": True}, FAST, marks=pytest.mark.exhaustive),
-        pytest.param({}, Execution(kernels="tpu", remat="full"), marks=pytest.mark.slow),
+        pytest.param({}, ExecutionPlan(uses_kernels=True, remat="full"), marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_loop_equals_unrolled_layers_in_outputs_and_gradients(fields, execution):
+def test_loop_equals_unrolled_layers_in_outputs_and_gradients(fields, plan):
     config = dataclasses.replace(CONFIG, **fields)
     results = [
         jax.jit(outputs_and_gradients, static_argnums=(0, 1))(
             config, each, make_params(), make_batch()
         )
-        for each in (execution, UNROLLED)
+        for each in (plan, UNROLLED)
     ]
     assert_equal(*results)
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "execution"),
+    ("num_layers", "plan"),
     [
         pytest.param(2, FAST, marks=pytest.mark.slow),
         pytest.param(2, UNROLLED, marks=pytest.mark.slow),
         (1, PLAIN),
-        pytest.param(2, Execution(kernels="plain", remat="full"), marks=pytest.mark.slow),
-        pytest.param(2, Execution(remat="dots", scan_layers=False), marks=pytest.mark.exhaustive),
+        pytest.param(2, ExecutionPlan(remat="full"), marks=pytest.mark.slow),
+        pytest.param(2, ExecutionPlan(remat="dots"), marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
-def test_last_layer_at_positions_equals_the_whole_layer_there(num_layers, execution):
+def test_last_layer_at_positions_equals_the_whole_layer_there(num_layers, plan):
     config, batch = dataclasses.replace(CONFIG, num_layers=num_layers), make_batch()
     positions = np.random.default_rng(1).integers(0, LENGTH, (BATCH, 9))
     positions[:, -3:] = positions[:, :1]  # Unused slots repeat a position.
@@ -112,7 +112,7 @@ def test_last_layer_at_positions_equals_the_whole_layer_there(num_layers, execut
     def compute(is_in_layer, params, x):
         def loss(params, x):
             chosen = jnp.asarray(positions) if is_in_layer else None
-            y = run(config, execution, params, x, batch, positions=chosen)
+            y = run(config, plan, params, x, batch, positions=chosen)
             y = y if is_in_layer else gather_positions(y, positions)
             return jnp.sum(y * batch["dy"][:, : positions.shape[1]]), y
 
@@ -130,9 +130,9 @@ def test_fast_path_works_under_vmap_with_a_rate_for_each_trial():
     both = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), params)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def compute(execution):
+    def compute(plan):
         def trial(params, rate):
-            return outputs_and_gradients(CONFIG, execution, params, batch, rate)
+            return outputs_and_gradients(CONFIG, plan, params, batch, rate)
 
         return jax.vmap(trial)(both, rates)
 
@@ -142,8 +142,8 @@ def test_fast_path_works_under_vmap_with_a_rate_for_each_trial():
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
 def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(sizes):
-    def gradients(execution, params, batch):
-        return outputs_and_gradients(CONFIG, execution, params, batch)[1]
+    def gradients(plan, params, batch):
+        return outputs_and_gradients(CONFIG, plan, params, batch)[1]
 
     params, batch = make_params(), make_batch()
     expected = gradients(PLAIN, params, batch)

@@ -14,7 +14,7 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, hidden_dropout, layer_dropout
 from bert_jax.model.encoder import Encoder, run_layers
-from bert_jax.model.execution import Execution
+from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import activate, gelu_and_slope
 from bert_jax.model.tpu_kernels import sublayer_kernel
 from bert_jax.model.tpu_kernels.layer import uses_sublayer_kernel
@@ -160,7 +160,7 @@ def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
 
 
 CONFIG = BertConfig(num_layers=2, hidden_size=128, num_heads=2, intermediate_size=256)
-FAST, PLAIN = Execution(kernels="tpu"), Execution(kernels="plain")
+FAST, PLAIN = ExecutionPlan(uses_kernels=True), ExecutionPlan()
 
 
 def make_encoder_arguments(length: int):
@@ -171,11 +171,11 @@ def make_encoder_arguments(length: int):
     return {"layers": params["layers"]}, batch
 
 
-def gradients(execution, params, batch):
+def gradients(plan, params, batch):
     def loss(params):
         x, settings = batch["x"], Dropout(jax.random.key(1), batch["rows"], 0.1)
         dropout = layer_dropout(settings, CONFIG.num_layers, CONFIG.num_heads, x.shape[1])
-        y = run_layers(CONFIG, execution, params["layers"], x, batch["ids"], dropout)
+        y = run_layers(CONFIG, plan, params["layers"], x, batch["ids"], dropout)
         return jnp.sum(y * batch["dy"])
 
     return jax.grad(loss)(params)
@@ -185,7 +185,7 @@ def gradients(execution, params, batch):
 def test_rows_that_attention_pads_run_in_the_kernel_too():
     arguments = make_encoder_arguments(length=64)
     run = jax.jit(gradients, static_argnums=0)
-    actual, expected = (run(execution, *arguments) for execution in (FAST, PLAIN))
+    actual, expected = (run(plan, *arguments) for plan in (FAST, PLAIN))
     assert "backward_kernel_gelu" in str(jax.make_jaxpr(run, static_argnums=0)(FAST, *arguments))
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)

@@ -96,17 +96,17 @@ def test_reports_of_distillation_assume_a_teacher_of_the_base_size(recipe):
     setup = setup_pretraining(
         config, [phase], compilation.UNCASED_ENGLISH, teacher_settings=teacher
     )
-    frozen = abstract_frozen(setup, phase)
+    frozen = abstract_frozen(setup)
     assert {
         len(leaf.shape) and leaf.shape[0]
         for leaf in jax.tree.leaves(frozen["teacher"]["encoder"]["layers"])
     } == {12}
     assert ("mlm" in frozen["teacher"]) == (recipe is distilbert)
-    student, size = setup.flops_per_row(phase), setup.model.config.hidden_size
+    student, size = setup.phases[0].flops_per_row, setup.model.config.hidden_size
     assert size == (768 if recipe is distilbert else 312)
     base = pod_base.get_config()
     base.num_steps, base.long_phase.num_steps = config.num_steps, config.long_phase.num_steps
     (phase,) = compilation.planned_phases(base, (128, 512))
     teacher_step = setup_pretraining(base, [phase], compilation.UNCASED_ENGLISH)
-    assert student < teacher_step.flops_per_row(phase)
+    assert student < teacher_step.phases[0].flops_per_row
     assert compilation.assumed_teacher(base, phase.objective_class) is None
