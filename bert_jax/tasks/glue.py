@@ -293,7 +293,7 @@ def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "G
     columns = {"text": text, "text_pair": "".join(text_pair), "label": dataset.label, "id": ""}
     columns = {**columns, "header_lines": 1, **{option: options[option] for option in given}}
     metrics = official_metrics(dataset, head["labels"])
-    scores = ClassScores({**head, "task": "glue"} if dataset.labels else head, metrics, {})
+    scores = ClassScores(head, metrics, {})
     return GluePredictor(trained, columns, scores, dataset, name, bool(given))
 
 

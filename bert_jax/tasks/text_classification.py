@@ -413,13 +413,14 @@ class ClassScores:
         head: Mapping,
         metrics: Mapping[str, Metric],
         ranking_metrics: Mapping[str, Metric],
+        scores_calibration: bool = False,
     ):
         predicts = find_head(head).predicts
         self._labels = () if predicts == "value" else head["labels"]
         self._is_multi = predicts == "label_set"
         self._metrics, self._ranking_metrics = metrics, ranking_metrics
-        self._temperatures = {"ece": 1.0} if predicts == "class" else {}
-        if self._temperatures and "calibration_temperature" in head:
+        self._temperatures = {"ece": 1.0} if scores_calibration else {}
+        if scores_calibration and "calibration_temperature" in head:
             self._temperatures["calibrated_ece"] = head["calibration_temperature"]
         names = ("predicted", "expected", "margins", *self._temperatures)
         self._kept: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -460,8 +461,9 @@ PREDICT_OPTIONS = {"text": "text", "text_pair": "", "label": "label", "id": "", 
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "TextPredictor":
     """Returns the predictor of a head for classification, multi-label or regression."""
     settings = trained.settings
-    metrics = metrics_of(find_head(settings), settings["labels"])
-    scores = ClassScores(settings, *metrics)
+    head = find_head(settings)
+    metrics = metrics_of(head, settings["labels"])
+    scores = ClassScores(settings, *metrics, scores_calibration=head.predicts == "class")
     return TextPredictor(trained, options, scores, needs_label="label" in given)
 
 
