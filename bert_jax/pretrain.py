@@ -1,7 +1,7 @@
 """Pre-trains a BERT model: `python -m bert_jax.pretrain --config=FILE --workdir=DIR`.
 
 Top to bottom: corpus, model and devices, state, then the loop: batch -> step -> report -> evaluate
--> save. A run resumes from the last checkpoint, and neither repeats nor skips a step.
+-> save. A run resumes from the last checkpoint, bit for bit as if it had not been interrupted.
 """
 
 from bert_jax.runtime.command_line import restart_with_huge_pages
@@ -175,7 +175,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             watchdog.beat(f"running step {step}", limited=not compiles)
             state, step_metrics = update_step(state, batch, frozen)
             unreported.append(step_metrics)
-            monitoring.limit_dispatch(unreported)
+            monitoring.limit_dispatch(unreported)  # Lets the host run only a few steps ahead.
             monitoring.profile(workdir / "profile", step - first_step, profile_steps, state)
             if compiles:
                 monitoring.log_first_step(state, f" on rows of {phase.train.max_seq_length} tokens")
@@ -183,7 +183,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 timer.start(step)
             progress.update()
 
-            stops = preemption.should_stop()
+            stops = preemption.should_stop()  # All processes agree on the step.
             ends_phase = step == phase.stop
             is_early = forecast.is_early(step, phase, config.log_every)
             reports = is_due(step, config.log_every) or is_early or ends_phase
@@ -192,7 +192,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             if not (reports or evaluates or saves):
                 continue
 
-            # Waits for the steps. A state with a non-finite loss is never saved.
+            # Waits for the steps. No state is saved after a loss or norm that is not finite.
             values = monitoring.check_finite(jax.device_get(unreported), step)
             timer.stop()
             if reports:
@@ -207,7 +207,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 monitoring.show(progress, values, objective.main_accuracy)
                 unreported.clear()
                 waits.clear()
-                checkpointer.check()
+                checkpointer.check()  # Raises if the last save has failed.
             if evaluates and not stops:
                 evaluate_after(step, state.params)
             if saves:
@@ -219,7 +219,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     # A stop leaves no time for it: the resumed run does it.
                     "owes_evaluation": evaluates and stops,
                 }
-                checkpointer.save(state)
+                checkpointer.save(state)  # Returns when the state is copied, and writes on.
             if stops:
                 checkpointer.wait()
                 raise RunStopped(step, preemption.interrupted)
@@ -270,9 +270,10 @@ def run_settings(
     phases: list[Phase],
     weights: dict[str, LoadedModel | None],
 ) -> dict:
-    """Returns what checkpoints store of the run; it is resumed only with the same.
+    """Returns what checkpoints store of the run.
 
-    `weights` are those that it reads, by the name of their field.
+    It is resumed only with the same, but for the fields in `MAY_CHANGE`. `weights` are
+    those that it reads, by the name of their field.
     """
     corpora = [
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
@@ -290,7 +291,10 @@ def run_settings(
 
 
 def read_unreported(settings: dict) -> list[dict]:
-    """Returns the metrics of the steps up to a checkpoint that are not in a report yet."""
+    """Returns the metrics of the steps up to a checkpoint that are not in a report yet.
+
+    JSON has turned each (sum, count) into a list.
+    """
 
     def as_tuple(value):
         return tuple(value) if isinstance(value, list) else value

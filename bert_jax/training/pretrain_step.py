@@ -39,11 +39,11 @@ def make_pretrain_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted (state, rows, frozen=None) -> (state, metrics), which donates the state.
 
-    The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective`. The
-    loss is its total of several, each a mean over the global batch, whatever the number of devices
-    and microbatches. Masks are a function of (seed, row, epoch), dropout of (seed, step, index of
-    the row in the batch): a resumed run draws what an uninterrupted one would have drawn, on any
-    mesh.
+    The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective`.
+    `loss` is the objective's total of its losses; each is a mean over the global batch, whatever
+    the number of devices and microbatches. Masks are a function of (seed, row, epoch), dropout of
+    (seed, step, index of the row in the batch): a resumed run draws what an uninterrupted one would
+    have drawn, on any mesh.
 
     `frozen` has parameters that the objective reads beside the state's, such as a teacher's,
     and that are not updated: an argument, so that they are no constants of the program.
@@ -60,20 +60,30 @@ def make_pretrain_step(
 
     def update_step(state, rows, frozen=None):
         batch = prepare_batch(objective, mesh, rows, mask_key)
-        # Once for all microbatches, parameters are laid out as the layers read them.
-        length = rows["tokens"].shape[1]
-        layout = StepParameters(model.plan, encoders_of(model), shardings.params, length, overlaps)
+        # Once for all microbatches, parameters are laid out as the layers read them: the fast path,
+        # which not all lengths of rows can take, reads joined matrices.
+        layout = StepParameters(
+            model.plan,
+            encoders_of(model),
+            shardings.params,
+            length=rows["tokens"].shape[1],
+            overlaps_collectives=overlaps,
+        )
         params = layout.prepare(state.params)
-        # Devices exchange gradients once, after all layers and microbatches (but for matrices
-        # that layers gather), and each receives the sum for its own shard of the parameters.
+        # The batch is sharded over `data`, all else replicated. Devices exchange gradients once,
+        # after all layers and microbatches (but for matrices that layers gather), and each receives
+        # the sum for its own shard of the parameters.
         value_and_gradients = sum_over_data(
-            shard_gradients, mesh, (replicated, layout.shardings), layout.specs
+            shard_gradients,
+            mesh,
+            shardings=(replicated, layout.shardings),
+            param_specs=layout.specs,
         )
         key = jax.random.fold_in(dropout_key, state.step)
         (loss, sums), gradients = value_and_gradients(
             params, batch, objective.counts(batch), key, frozen or {}
         )
-        gradients = layout.transpose(gradients, state.params)
+        gradients = layout.transpose(gradients, state.params)  # As those of `state.params`.
         state, norms = apply_gradients(state, gradients, optimizer)
         return state, {"loss": loss, "sums": sums} | norms
 
@@ -102,12 +112,19 @@ def prepare_batch(objective: Objective, mesh: Mesh, rows: Batch, key: jax.Array)
 
 
 def gradients_of_shard(model, objective, num_microbatches, params, batch, counts, key, frozen):
-    """Returns the contribution of one data-parallel shard: ((loss, sums), float32 gradients)."""
+    """Returns the contribution of one data-parallel shard: ((loss, sums), float32 gradients).
+
+    `counts` are of the global batch, so that the contributions of microbatches and shards add up to
+    the mean over it.
+    """
 
     def loss_fn(params, batch):
         dropout = step_dropout(model.config, batch, key)
         sums = objective.sums(model, params | frozen, batch, dropout)
-        losses = {name: sums[name][0] / counts[name] for name in counts}
+        losses = {}
+        for name, count in counts.items():
+            loss_sum, _ = sums[name]
+            losses[name] = loss_sum / count
         return objective.total_loss(losses), sums
 
     microbatches = split_into_microbatches(batch, num_microbatches)
