@@ -63,7 +63,7 @@ LONGEST = (
     "test_pretrain.py",
     "test_bad_input.py",
     "test_step.py",
-    "test_loop.py",
+    "test_layer_loop.py",
     "test_attention_kernel.py",
     "test_feature_based.py",
     "test_native.py",

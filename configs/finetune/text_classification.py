@@ -122,7 +122,9 @@ RUNNING = {
         AT_LEAST_1,
     ),
     "model.dtype": Field(None, "Default float32; bfloat16 is faster on TPU and GPU.", kind=str),
-    "model.kernels": Field(None, "Default auto: on TPUs; plain: none.", kind=str),
+    "model.kernels": Field(
+        None, "Default auto: on TPUs; plain: never; tpu: always, to test them.", kind=str
+    ),
     "model.scan_layers": Field(None, "Default: False on a CPU: compile all layers.", kind=bool),
     "model.remat": Field(None, "Recompute in the backward pass: none, dots, full.", kind=str),
     "mesh.trial": Field(1, "Devices along this axis, over which trials are sharded."),

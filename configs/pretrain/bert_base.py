@@ -159,7 +159,10 @@ TRAINING = {
 RUNNING = {
     # Fields of bert_jax.model.execution.Execution.
     "model.dtype": Field("bfloat16", "Of the computation; or float32."),
-    "model.kernels": Field("auto", '"auto": layers run in kernels on a TPU; "plain": never.'),
+    "model.kernels": Field(
+        "auto",
+        '"auto": layers run in kernels on a TPU; "plain": never; "tpu": always, to test them.',
+    ),
     "model.scan_layers": Field(
         None,
         "True: compile one layer and loop over it; False: all layers. Default: all layers on a "
