@@ -151,12 +151,11 @@ def attention_maps(config, plan: ExecutionPlan, params: dict, rows: dict) -> jax
     """
     inputs = _all_hidden_states(config, plan, params, rows)[:-1]  # Of each layer.
     sequence_ids = unpack_rows(rows)["sequence_ids"]
-    layer = architecture_of(config).EncoderLayer(config, parent=None)
 
-    def probabilities(params, x):
+    def probabilities(layer, x):
         query, key = (
             y.reshape(*y.shape[:2], config.num_heads, -1)
-            for y in layer.apply({"params": params}, x, method="queries_and_keys")
+            for y in architecture_of(config).queries_and_keys(layer, x)
         )
         return attention_probabilities(query, key, sequence_ids, config.causal)
 

@@ -11,9 +11,10 @@ That file offers:
   `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `EncoderLayer(config)`, with the methods `attend`, and `finish`, which treats each position on its
-  own; and `queries_and_keys`, which attention maps and distillation read;
+  own;
 - `Pooler(config)`, `LmHead(config)` and `PairHead(config)`;
-- `RULES`, the sharding of its parameters; and `flops_per_row`.
+- `RULES`, the sharding of its parameters; `flops_per_row`; and `queries_and_keys(params, x)`, which
+  attention maps and distillation read.
 
 `model/bert.py` documents the arguments. The name is a file's in `bert_jax/model`, or the
 dotted name of a module elsewhere, which needs no edit in this package.

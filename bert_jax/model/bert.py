@@ -87,7 +87,9 @@ class EncoderLayer(nn.Module):
         config = self.config
         size, initializer_range = config.hidden_size, config.initializer_range
         self.query = Dense(size, initializer_range)
-        self.key = Dense(size, initializer_range)
+        # A bias of keys would add the same to all scores of a query, which softmax ignores: its
+        # gradient is only rounding, which Adam would scale to the size of other updates.
+        self.key = Dense(size, initializer_range, adds_bias=False)
         self.value = Dense(size, initializer_range)
         # Computes what Dense computes; `model/layers.py` says how they differ.
         self.attention_output = RowParallelDense(size, initializer_range)
@@ -107,23 +109,15 @@ class EncoderLayer(nn.Module):
 
     def attend(self, x: jax.Array, sequence_ids: jax.Array, dropout: LayerDropout) -> jax.Array:
         """Returns the weighted values of all heads, joined, `[B, L, H]`."""
-        query, key = self.queries_and_keys(x)
         return attention(
-            query,
-            key,
+            self.query(x),
+            self.key(x),
             self.value(x),
             sequence_ids,  # Positions attend to each other if their sequence ids are equal.
             num_heads=self.config.num_heads,
             causal=self.config.causal,
             dropout=dropout.attention,
         )
-
-    def queries_and_keys(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors of the attention scores, with all heads joined, each `[B, L, H]`.
-
-        Their products before softmax are what distillation compares.
-        """
-        return self.query(x), self.key(x)
 
     def finish(self, x: jax.Array, context: jax.Array, dropout: LayerDropout) -> jax.Array:
         """Returns the layer's output for its input `x` and `context`, the result of `attend`."""
@@ -198,6 +192,18 @@ RULES = (
     (r"mlm/bias$", P("tensor")),
     (r"(bias|scale|nsp/dense/kernel)$", P()),
 )
+
+
+def queries_and_keys(params: dict, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the queries and keys of a layer with these parameters, each `[B, L, H]`.
+
+    Keys have their bias here, which `EncoderLayer` leaves out.
+    """
+    query, key = (
+        x @ params[name]["kernel"].astype(x.dtype) + params[name]["bias"].astype(x.dtype)
+        for name in ("query", "key")
+    )
+    return query, key
 
 
 def flops_per_row(

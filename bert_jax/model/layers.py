@@ -166,6 +166,7 @@ class Dense(nn.Module):
 
     num_outputs: int
     initializer_range: float  # The standard deviation of the matrix at initialization.
+    adds_bias: bool = True  # False: the bias is a parameter all the same, but has no effect.
 
     fsdp_axis = 0  # Of the matrix; a constant of the class.
 
@@ -174,7 +175,8 @@ class Dense(nn.Module):
         initializer = nn.initializers.truncated_normal(self.initializer_range)
         kernel = self.param("kernel", initializer, (x.shape[-1], self.num_outputs), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
-        return dense_product(x, kernel, self.fsdp_axis) + bias.astype(x.dtype)
+        y = dense_product(x, kernel, self.fsdp_axis)
+        return y + bias.astype(x.dtype) if self.adds_bias else y
 
 
 class RowParallelDense(Dense):

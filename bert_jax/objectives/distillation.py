@@ -103,7 +103,7 @@ class DistillationModel(nn.Module):
         numbers, outputs = np.array(self.layers), {}
         if "attention" in self.losses:
             params = share_layers(self.config, self.encoder.variables["params"]["layers"])
-            params = jax.tree.map(lambda leaf: jnp.take(leaf, numbers - 1, axis=0), params)
+            params = jax.tree.map(lambda leaf: leaf[numbers - 1], params)
             outputs["attention"] = attention_scores(self.config, params, states[numbers - 1])
         project = self.projection if self.projected_size else lambda x: x
         if "hidden" in self.losses:
@@ -387,13 +387,12 @@ def attention_scores(config, params: dict, inputs: jax.Array) -> jax.Array:
     `params` are the stacked parameters of layers, and `inputs`, `[layers, B, L, H]`, the hidden
     states that they read.
     """
-    layer = architecture_of(config).EncoderLayer(config, parent=None)
+    queries_and_keys = architecture_of(config).queries_and_keys
 
     def scores(params, x):
-        variables = {"params": gather_data(params, x.dtype)}
         query, key = (
             y.reshape(*y.shape[:2], config.num_heads, -1)
-            for y in layer.apply(variables, x, method="queries_and_keys")
+            for y in queries_and_keys(gather_data(params, x.dtype), x)
         )
         products = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
         return products / math.sqrt(query.shape[-1])

@@ -88,20 +88,16 @@ class EncoderLayer(nn.Module):
         return self.finish(x, self.attend(x, sequence_ids, dropout), dropout)
 
     def attend(self, x, sequence_ids, dropout):
-        query, key = self.queries_and_keys(x)
+        x = self.attention_norm(x)
         return attention(
-            query,
-            key,
-            self.value(self.attention_norm(x)),
+            self.query(x),
+            self.key(x),
+            self.value(x),
             sequence_ids,
             num_heads=self.config.num_heads,
             causal=self.config.causal,
             dropout=dropout.attention,
         )
-
-    def queries_and_keys(self, x):
-        x = self.attention_norm(x)
-        return self.query(x), self.key(x)
 
     def finish(self, x, context, dropout):
         x = add_with_dropout(x, self.mix(context), dropout.attention_output)
@@ -138,6 +134,11 @@ RULES = (
     (r"layers/(query|key|value|expand)/kernel$", P(None, "fsdp")),
     (r"(embedding|kernel|scale)$", P()),
 )
+
+
+def queries_and_keys(params, x):
+    x = norm().apply({"params": params["attention_norm"]}, x)
+    return x @ params["query"]["kernel"], x @ params["key"]["kernel"]
 
 
 def flops_per_row(config, length, num_outputs, num_targets, num_pairs):

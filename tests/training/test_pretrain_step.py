@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.traverse_util import flatten_dict
 
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking
@@ -343,15 +342,10 @@ def test_overlap_collectives_has_the_gradients_of_one_exchange(plan):
     assert kinds == {"all_gather", "all_to_all", "all_reduce", "reduce_scatter"}
     state, actual = update(state, rows)
     actual |= mean_metrics(actual.pop("sums"))
-    expected, actual = (
-        flatten_dict({"params": params, "metrics": means}, sep="/")
-        for params, means in ((expected, metrics), (state.params, actual))
-    )
-    assert actual.keys() == expected.keys()
-    for path, value in expected.items():
-        # The bias of keys moves only by the rounding of other gradients: softmax ignores it.
-        scale = np.max(np.abs(expected[path.replace("key/bias", "key/kernel")]))
-        np.testing.assert_allclose(actual[path], value, rtol=1e-5, atol=1e-5 * scale, err_msg=path)
+    for a, b in zip(
+        *map(jax.tree.leaves, ((expected, metrics), (state.params, actual))), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(a)))
 
 
 @pytest.mark.parametrize("num_microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -360,7 +354,9 @@ def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
         sharded=False, num_microbatches=num_microbatches, name="sgd"
     )
     assert (computation, kind) == ("entry", "all-reduce")
-    assert size <= num_bytes < size + 256  # The metrics are summed in the same exchange.
+    # The metrics are summed in the same exchange. Biases of keys have no gradient to exchange.
+    num_key_biases = 2 * 32
+    assert size - 4 * num_key_biases <= num_bytes < size + 256
 
 
 @pytest.mark.slow

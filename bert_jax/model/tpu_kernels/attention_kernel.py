@@ -72,8 +72,7 @@ def attention(
 
     `projections` are queries, keys and values, interleaved: `[batch, length, 3 * hidden]`, float32
     or bfloat16, as is the result, `[batch, length, hidden]`; `bias` is `[3 * hidden]`. Adding it
-    here gives its gradient without another pass. That of keys is left out, and has the gradient 0:
-    it adds the same number to all scores of a query, which softmax ignores.
+    here gives its gradient without another pass. That of keys has no effect and the gradient 0.
     `interpret` runs the kernel on any device, for tests; `float32_blocks`: see `needs_float32`.
 
     Also writes projections and result to `layer` of the two arrays `saved`, `[layers, ...]`, which
