@@ -25,6 +25,7 @@ from tests.helpers import commands
 from tests.helpers.corpora import WORDS, write_vocabulary
 from tests.helpers.earlier import make_earlier_checkpoint
 from tests.helpers.models import write_weights
+from tests.helpers.runs import stopped_after_save
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -227,23 +228,13 @@ def test_run_stopped_after_its_last_step_has_ended_and_leaves_no_training_state(
 
 
 @pytest.mark.slow
-def test_run_of_an_earlier_version_is_resumed_bit_for_bit(finished, given, tmp_path, monkeypatch):
+def test_run_of_an_earlier_version_is_resumed_bit_for_bit(finished, given, tmp_path):
     """Its weights and its checkpoint store the tokenizer in another form."""
     shutil.copytree(given, tmp_path / "given")
     make_earlier_checkpoint(tmp_path / "given/weights")
     config = small_config(tmp_path / "given")
 
-    class Stop(Exception):
-        pass
-
-    class StoppingCheckpointer(finetune.Checkpointer):
-        def save(self, state):
-            super().save(state)
-            self.wait()
-            raise Stop
-
-    with monkeypatch.context() as patched, pytest.raises(Stop):
-        patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+    with stopped_after_save(finetune):
         finetune.train_and_evaluate(config, tmp_path / "run")
     (step,) = saved_steps(tmp_path / "run/checkpoints")
     make_earlier_checkpoint(tmp_path / f"run/checkpoints/{step}")
@@ -538,22 +529,10 @@ def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp
 
 
 @pytest.mark.slow
-def test_a_run_of_an_old_version_is_resumed_with_its_order_of_labels(
-    numbered, tmp_path, monkeypatch
-):
-    class Stop(Exception):
-        pass
-
-    class StoppingCheckpointer(finetune.Checkpointer):
-        def save(self, state):
-            super().save(state)
-            self.wait()
-            raise Stop
-
+def test_a_run_of_an_old_version_is_resumed_with_its_order_of_labels(numbered, tmp_path):
     setup = finetune.prepare(as_of_an_old_version(numbered))
     setup = dataclasses.replace(setup, config=numbered)
-    with monkeypatch.context() as patched, pytest.raises(Stop):
-        patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+    with stopped_after_save(finetune):
         finetune.run_trials(setup, [Trial(numbered, tmp_path / "run")], tmp_path / "run")
     assert saved_steps(tmp_path / "run/checkpoints") == [2]
     result = finetune.train_and_evaluate(numbered, tmp_path / "run")

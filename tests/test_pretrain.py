@@ -52,7 +52,7 @@ from tests.helpers import commands
 from tests.helpers.corpora import build_small_corpus, random_text
 from tests.helpers.earlier import make_earlier_checkpoint, make_earlier_corpus
 from tests.helpers.models import small_model_config
-from tests.helpers.runs import saved_params, small_config
+from tests.helpers.runs import saved_params, small_config, stopped_after_save
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -180,9 +180,7 @@ def test_resumed_run_equals_uninterrupted_run(
 
 
 @pytest.mark.slow
-def test_run_of_an_earlier_version_is_resumed_bit_for_bit(
-    finished, corpus, long_corpus, tmp_path, monkeypatch
-):
+def test_run_of_an_earlier_version_is_resumed_bit_for_bit(finished, corpus, long_corpus, tmp_path):
     """Its corpora and its checkpoint store the tokenizer in another form."""
     earlier = [
         make_earlier_corpus(shutil.copytree(each, tmp_path / name))
@@ -190,17 +188,7 @@ def test_run_of_an_earlier_version_is_resumed_bit_for_bit(
     ]
     config = small_config(*earlier, checkpoint_every=3)
 
-    class Stop(Exception):
-        pass
-
-    class StoppingCheckpointer(pretrain.Checkpointer):
-        def save(self, state):
-            super().save(state)
-            self.wait()
-            raise Stop
-
-    with monkeypatch.context() as patched, pytest.raises(Stop):
-        patched.setattr(pretrain, "Checkpointer", StoppingCheckpointer)
+    with stopped_after_save(pretrain):
         pretrain.train_and_evaluate(config, tmp_path / "run")
     make_earlier_checkpoint(tmp_path / "run/checkpoints/3")
     pretrain.train_and_evaluate(config, tmp_path / "run")

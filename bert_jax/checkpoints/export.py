@@ -14,6 +14,7 @@ from bert_jax.checkpoints.huggingface import (
     ACTIVATIONS,
     HEAD_KEY,
     check_pooling,
+    head_in_transformers,
     tensor_table,
 )
 from bert_jax.checkpoints.model_card import model_card
@@ -21,9 +22,10 @@ from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS, check_positions
+from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import TARGET_SCALE, find_head
+from bert_jax.model.heads import HEADS, TARGET_SCALE, find_head, make_model
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
 
@@ -59,6 +61,7 @@ def save_huggingface(
     files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
     files["README.md"] = model_card(directory.name, params, settings, result or {})
     tensors = params_to_huggingface(params, config, head)
+    _check_own_head(params, config, head)
     directory.mkdir()
     if head and find_head(head).predicts == "vector":
         files |= embedding_files(config.hidden_size, head)
@@ -100,6 +103,27 @@ def _with_target_scale(params: Mapping, head: Mapping) -> tuple[Mapping, dict]:
     }
     rest = {name: value for name, value in head.items() if name not in TARGET_SCALE}
     return {**params, "head": scaled}, rest
+
+
+def _check_own_head(params: Mapping, config: BertConfig, head: Mapping) -> None:
+    """Raises ValueError if a head elsewhere computes something else than its class in transformers.
+
+    It may have the same parameters, and yet another module; the two are compared on one text.
+    """
+    if not head or head["task"] in HEADS:
+        return
+    tokens = np.arange(8, dtype=np.int32)[None] % config.vocab_size
+    rows = {"tokens": tokens, "sequence_bounds": np.array([[[0, 8, 8]]], np.int32)}
+    batch = rows | unpack_rows(rows, config.causal)
+    outputs, expected = (
+        make_model(config, {**head, "task": name}).apply({"params": params}, batch)
+        for name in (head["task"], head_in_transformers(head))
+    )
+    if not np.allclose(outputs, expected, rtol=1e-4, atol=1e-4):
+        raise ValueError(
+            f"the head {head['task']} computes other outputs than its class in transformers from "
+            "the same parameters: give its HEAD transformers=None"
+        )
 
 
 def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ from bert_jax.data.features import RowShape, check_segments
 from bert_jax.finetuning.class_weights import find_class_weights
 from bert_jax.finetuning.pretrained_head import initial_params
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.heads import TARGET_SCALE, with_lstm, with_target_std
+from bert_jax.model.heads import TARGET_SCALE, find_head, with_lstm, with_target_std
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
@@ -67,6 +67,11 @@ def read_task_data(
             raise ValueError(f"config.model.lstm_size={lstm_size}: expected 0 for task {name}")
         head_settings["lstm_size"] = lstm_size
         task = dataclasses.replace(task, head=with_lstm(task.head))
+    if find_head(head_settings).module is not task.head.module:
+        raise ValueError(
+            f"the head of task {config.task} has the module of another head than {task.head.name}, "
+            "whose name it has: give it a name of its own, that of the module with HEAD"
+        )
     pretrained = initial_params(source.params, saved_head, head_settings, config.new_head)
     if "head" in pretrained:
         tuned = {name: saved_head[name] for name in task.tuned if name in saved_head}

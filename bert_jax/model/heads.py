@@ -266,7 +266,15 @@ def _soft_span_loss(outputs, teacher, rows, temperature):
 
 
 def with_target_std(head: Head, target_std: float) -> Head:
-    """Returns the head of a regression with the loss of standardized values and labels."""
+    """Returns the head of a regression with the loss of standardized values and labels.
+
+    Raises ValueError for a head with another loss, which this one would replace.
+    """
+    if head.loss is not _regression_loss:
+        raise ValueError(
+            f"the head {head.name} has a loss of its own, which cannot be given standardized "
+            "labels: set config.data.raw_targets=True"
+        )
     return dataclasses.replace(
         head,
         loss=functools.partial(_regression_loss, target_std=target_std),

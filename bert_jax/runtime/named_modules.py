@@ -16,6 +16,7 @@ def import_part(package: str, name: str, offers: str, only_imported: bool = Fals
     module = name if "." in name else f"{package}.{name}"
     if only_imported and "." in name and name not in sys.modules:
         raise ValueError(f"the checkpoint needs the module {name!r}: import it before")
+    problem = f"does not define {offers}"
     try:
         part = importlib.import_module(module)
         if hasattr(part, offers):
@@ -23,8 +24,12 @@ def import_part(package: str, name: str, offers: str, only_imported: bool = Fals
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):  # Something that the part imports.
             raise
+        problem = "is not found: expected it on the Python path"
+    if "." in name:
+        raise ValueError(f"the module {name!r} {problem}")
     folder = importlib.import_module(package)
     files = {file.name: f"{package}.{file.name}" for file in pkgutil.iter_modules(folder.__path__)}
     names = [each for each in files if hasattr(importlib.import_module(files[each]), offers)]
-    expected = f"expected {', '.join(sorted(names))}, or the dotted name of a module of your own"
+    own = "the dotted name of a module of your own, as in my_package.my_file"
+    expected = f"expected {', '.join(sorted(names))}, or {own}"
     raise ValueError(f"{package} has no file {name!r} with {offers}: {expected}")

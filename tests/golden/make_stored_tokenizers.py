@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import pathlib
+import string
 import tempfile
 
 import sentencepiece
@@ -80,7 +81,8 @@ def directories(trained: dict[str, bytes], spec: dict) -> dict[str, dict[str, by
     one_separator["post_processor"] = {"type": "BertProcessing", "sep": ["</s>", 2]}
     one_separator["post_processor"]["cls"] = ["<s>", 0]
     xlm = {"tokenizer_class": "XLMRobertaTokenizer"}
-    pieces = [*("<s>", "<pad>", "</s>", "<unk>"), "▁", "▁the", *"abcdefghijklmnopqrstuvwxyz', "]
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", "▁the"]
+    pieces += [*string.ascii_lowercase, "'", ",", " "]
     pieces += ["▁river", "▁boat", "▁of", "<mask>"]
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}
     unigram = spec | {

@@ -1,6 +1,9 @@
-"""A small pre-training run, and what it saved."""
+"""A small pre-training run, a run that is stopped, and what a run saved."""
+
+import contextlib
 
 import jax
+import pytest
 
 import bert_jax
 from bert_jax.configs.pretrain import bert_tiny
@@ -23,3 +26,22 @@ def small_config(corpus, long_corpus=None, **changes):
 
 def saved_params(workdir) -> dict:
     return jax.device_get(bert_jax.load(workdir).params)
+
+
+class Stopped(Exception):
+    """Ends a run."""
+
+
+@contextlib.contextmanager
+def stopped_after_save(main):
+    """Ends a run of `main`, the module of a program, when its first checkpoint is written."""
+
+    class StoppingCheckpointer(main.Checkpointer):
+        def save(self, state):
+            super().save(state)
+            self.wait()
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(main, "Checkpointer", StoppingCheckpointer)
+        yield

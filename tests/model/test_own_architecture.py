@@ -230,3 +230,10 @@ def test_a_checkpoint_cannot_choose_code_to_run():
         import_part("bert_jax.model", "this.is_not_imported", "Config", only_imported=True)
     with pytest.raises(ValueError, match=r"no file 'brt' with EncoderLayer: expected bert, or"):
         import_part("bert_jax.model", "brt", "EncoderLayer")
+
+
+def test_a_module_elsewhere_is_missing_or_lacks_what_it_must_offer():
+    with pytest.raises(ValueError, match=r"module 'tests\.brt' is not found: .* Python path"):
+        import_part("bert_jax.model", "tests.brt", "EncoderLayer")
+    with pytest.raises(ValueError, match=r"module 'tests\.conftest' does not define EncoderLayer"):
+        import_part("bert_jax.model", "tests.conftest", "EncoderLayer")

@@ -4,6 +4,7 @@ It needs no edit in the package. The file also has the task that reads examples 
 """
 
 import dataclasses
+import sys
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -49,6 +50,13 @@ class ManyDropoutsModel(nn.Module):
         return sum(self.head(dropout_at(dropout, place, x)) for place in places) / 4
 
 
+class Scaled(ManyDropoutsModel):
+    """Has the same parameters, and other outputs."""
+
+    def __call__(self, batch, dropout=None):
+        return 5 * super().__call__(batch, dropout)
+
+
 def focal_loss(outputs, rows):
     """Lin et al. (2017) with gamma = 2: the cross-entropy, less of what is known well."""
     losses, _ = cross_entropy(outputs, rows["labels"])
@@ -89,7 +97,7 @@ def test_head(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
-def test_a_run_trains_it_and_all_that_loads_it_predicts_the_same(tmp_path):
+def test_a_run_trains_it_and_all_that_loads_it_predicts_the_same(tmp_path, monkeypatch):
     texts = [" ".join(WORDS[n : n + 3 + n % 4]) for n in range(16)]
     labels = [("north", "south")[n % 2] for n in range(16)]
     lines = [f"{text},{label}\n" for text, label in zip(texts, labels, strict=True)]
@@ -119,6 +127,22 @@ def test_a_run_trains_it_and_all_that_loads_it_predicts_the_same(tmp_path):
     assert isinstance(exported.module, ManyDropoutsModel)
     found = [dict(best) for best in exported.classify(texts, top_k=2)]
     assert found == [pytest.approx(each, abs=1e-5) for each in expected]
+
+    # The parameters of a class of transformers do not make a module compute the same.
+    monkeypatch.setattr(sys.modules[__name__], "HEAD", dataclasses.replace(HEAD, module=Scaled))
+    with pytest.raises(ValueError, match=r"computes other outputs .* give its HEAD transformers="):
+        save_huggingface(tmp_path / "other", saved.params, saved.settings, saved.tokenizer)
+    assert not (tmp_path / "other").exists()
+    copied = dataclasses.replace(HEAD, name="classification")
+    monkeypatch.setattr(sys.modules[__name__], "HEAD", copied)
+    with pytest.raises(ValueError, match=r"than classification, .* give it a name of its own"):
+        finetune.train_and_evaluate(config, tmp_path / "copied")
+
+
+def test_a_loss_of_its_own_is_not_replaced_by_that_of_standardized_labels():
+    own = dataclasses.replace(heads.REGRESSION, name=__name__, loss=focal_loss)
+    with pytest.raises(ValueError, match=r"loss of its own.* set config\.data\.raw_targets=True"):
+        heads.with_target_std(own, 2.0)
 
 
 def test_a_head_that_is_not_found_is_an_error():

@@ -26,7 +26,7 @@ from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_teacher import read_teacher
 from tests.helpers.corpora import write_vocabulary
 from tests.helpers.models import assert_trees_equal, random_params, small_model_config
-from tests.helpers.runs import saved_params, small_config
+from tests.helpers.runs import saved_params, small_config, stopped_after_save
 from tests.suites import objectives as suites
 
 LOSSES = ("soft", "mlm", "cosine", "attention", "hidden", "embeddings")
@@ -275,17 +275,7 @@ def test_run_resumes_bit_for_bit_and_only_with_its_teacher(given, tmp_path):
     result = pretrain.train_and_evaluate(config, tmp_path / "whole")
     assert {"soft_loss", "cosine_loss", "mlm_accuracy", "perplexity"} <= result.keys()
 
-    class Stop(Exception):
-        pass
-
-    class StoppingCheckpointer(pretrain.Checkpointer):
-        def save(self, state):
-            super().save(state)
-            self.wait()
-            raise Stop
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(pretrain, "Checkpointer", StoppingCheckpointer)
+    with stopped_after_save(pretrain):
         pretrain.train_and_evaluate(config, tmp_path / "stopped")
     config.distillation.teacher = str(write("other", seed=1))
     with pytest.raises(ValueError, match=r"other settings:\n  contents\.(init_from|teacher): "):

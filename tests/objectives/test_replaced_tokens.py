@@ -27,7 +27,7 @@ from bert_jax.objectives.replaced_tokens import (
 from bert_jax.training.metrics import perplexity
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
 from tests.helpers.models import random_params
-from tests.helpers.runs import saved_params
+from tests.helpers.runs import saved_params, stopped_after_save
 from tests.suites import objectives as suites
 
 MASKING = suites.make_masking(mask_fraction=0.85, keep_fraction=0.15, random_fraction=0.0)
@@ -269,20 +269,10 @@ def test_a_run_reports_both_parts(finished):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_devices")
-def test_a_resumed_run_equals_an_uninterrupted_one(finished, small_corpus, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_an_uninterrupted_one(finished, small_corpus, tmp_path):
     workdir, result = finished
 
-    class Stop(Exception):
-        pass
-
-    class StoppingCheckpointer(pretrain.Checkpointer):
-        def save(self, state):
-            super().save(state)
-            self.wait()
-            raise Stop
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(pretrain, "Checkpointer", StoppingCheckpointer)
+    with stopped_after_save(pretrain):
         pretrain.train_and_evaluate(electra_config(small_corpus), tmp_path)
     resumed = pretrain.train_and_evaluate(electra_config(small_corpus), tmp_path)
     assert {k: v for k, v in resumed.items() if k != "seconds"} == {
