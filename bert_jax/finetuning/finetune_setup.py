@@ -89,7 +89,7 @@ class FinetuneSetup:
                 f"config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
                 f"{self.steps_per_epoch}): set a larger num_epochs"
             )
-        self.settings(trial)
+        architecture_of_trial(trial, self.model.config)  # Checks its rates of dropout.
 
 
 def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) -> FinetuneSetup:
