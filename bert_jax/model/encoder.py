@@ -15,7 +15,7 @@ from bert_jax.model.dropout import (
     hidden_dropout,
     layer_dropout,
 )
-from bert_jax.model.execution import ExecutionPlan, default_plan, run_fast_path
+from bert_jax.model.execution import ExecutionPlan, run_fast_path
 from bert_jax.model.layers import gather_positions
 from bert_jax.sharding.collectives import gather_data
 
@@ -29,16 +29,16 @@ class Encoder(nn.Module):
 
     Attributes:
       config: of the architecture.
-      plan: how it runs; None: by default, on the devices of the computation.
+      plan: how it runs. By default as the architecture defines the layers, unrolled, in float32;
+        `plan_execution` returns the plan of a device.
     """
 
     config: object
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
-        self._plan = self.plan or default_plan()
         architecture = architecture_of(self.config)
-        self.embeddings = architecture.Embeddings(self.config, self._plan.dtype)
+        self.embeddings = architecture.Embeddings(self.config, self.plan.dtype)
         self.pooler = architecture.Pooler(self.config)
         if self.is_initializing():
             self.param("layers", self._init_layers)
@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         x, dropouts = self._embed(batch, dropout)
         params = self.get_variable("params", "layers")
         run = functools.partial(
-            run_layers, self.config, self._plan, params, x, batch["sequence_ids"], dropouts
+            run_layers, self.config, self.plan, params, x, batch["sequence_ids"], dropouts
         )
         if positions is None or is_few(positions.shape[1], x.shape[1]):
             return run(positions)
@@ -72,8 +72,8 @@ class Encoder(nn.Module):
         """
         x, dropouts = self._embed(batch, dropout)
         inputs = share_layers(self.config, self.get_variable("params", "layers")), dropouts
-        is_scanned = self._plan.plain_path(self.config) == "scan"
-        run = _layer_function(self.config, self._plan, batch["sequence_ids"], is_scanned)
+        is_scanned = self.plan.plain_path(self.config) == "scan"
+        run = _layer_function(self.config, self.plan, batch["sequence_ids"], is_scanned)
         if is_scanned:
 
             def step(x, layer_inputs):
@@ -111,7 +111,7 @@ class Encoder(nn.Module):
 
     def _init_layers(self, key: jax.Array) -> dict:
         layer = architecture_of(self.config).EncoderLayer(self.config, parent=None)
-        x = jnp.zeros((1, 1, self.config.hidden_size), self._plan.dtype)
+        x = jnp.zeros((1, 1, self.config.hidden_size), self.plan.dtype)
         sequence_ids = jnp.ones((1, 1), jnp.int32)
         keys = jax.random.split(key, num_stacked_layers(self.config))
         return jax.vmap(lambda key: layer.init(key, x, sequence_ids)["params"])(keys)
@@ -121,7 +121,7 @@ class EncoderModel(nn.Module):
     """A model without heads: the encoder alone, as `encoder` in its parameters."""
 
     config: object
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)

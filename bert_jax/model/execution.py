@@ -20,7 +20,6 @@ from bert_jax.model.attention import CONTEXT
 from bert_jax.model.dropout import LayerDropout
 from bert_jax.model.tpu_kernels import attention_kernel
 from bert_jax.model.tpu_kernels.layer import fuse_projections, run_encoder_layers
-from bert_jax.sharding.mesh import mesh_and_device
 from bert_jax.sharding.rules import data_axes, path_name
 
 CHOICES = {
@@ -60,7 +59,8 @@ class ExecutionPlan:
 
     It is decided once, in the setup of a run or where a model is loaded, and handed to the model
     and to the step, which both follow it: all else is a function of it, and of the architecture and
-    the length of rows. Hashable, so it can be static under jit.
+    the length of rows. Models without a plan follow the defaults below, on any device: layers as
+    they are defined, unrolled, in float32. Hashable, so it can be static under jit.
     """
 
     uses_kernels: bool = False
@@ -126,12 +126,6 @@ def plan_execution(
         dtype=execution.dtype,
         tensor_shards=tensor_shards,
     )
-
-
-def default_plan() -> ExecutionPlan:
-    """Returns the plan of an encoder that was given none, such as one in a network of your own."""
-    mesh, device = mesh_and_device()
-    return plan_execution(Execution(), device, mesh.shape.get("tensor", 1))
 
 
 def log_path(plan: ExecutionPlan, config, length: int) -> None:

@@ -34,7 +34,7 @@ class FeatureBasedTagger(nn.Module):
     num_outputs: int
     features: str
     lstm_size: int = 768
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)

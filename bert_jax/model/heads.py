@@ -152,7 +152,7 @@ def find_head(settings: Mapping) -> Head:
     return with_lstm(head) if head.lstm_module and settings.get("lstm_size") else head
 
 
-def make_model(config, head_settings: Mapping, plan: ExecutionPlan | None = None) -> nn.Module:
+def make_model(config, head_settings: Mapping, plan: ExecutionPlan = ExecutionPlan()) -> nn.Module:
     """Builds the model with the head that settings describe: its name ("task"), labels, options.
 
     `config` is the configuration of an architecture.

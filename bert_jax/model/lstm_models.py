@@ -23,7 +23,7 @@ class PooledLstmModel(nn.Module):
     is_classifier: bool = False
     target_mean: float = 0.0
     target_std: float = 1.0
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)
@@ -46,7 +46,7 @@ class PositionLstmModel(nn.Module):
     num_outputs: int
     lstm_size: int
     has_dropout: bool = True
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)

@@ -35,7 +35,7 @@ class PooledModel(nn.Module):
     is_classifier: bool = False
     target_mean: float = 0.0
     target_std: float = 1.0
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)
@@ -62,7 +62,7 @@ class PositionModel(nn.Module):
     config: object
     num_outputs: int
     has_dropout: bool = True
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)
@@ -111,7 +111,7 @@ class VectorModel(nn.Module):
     projections: tuple[Projection, ...] = ()
     normalize: bool = True
     temperature: float = 0.05
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     @property
     def vector_size(self) -> int:

@@ -64,7 +64,7 @@ class DistillationModel(nn.Module):
     losses: frozenset[str]
     layers: tuple[int, ...]
     projected_size: int | None = None
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         architecture = architecture_of(self.config)

@@ -33,7 +33,7 @@ class PretrainingModel(nn.Module):
 
     config: object
     next_sentence: bool = True
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         architecture = architecture_of(self.config)

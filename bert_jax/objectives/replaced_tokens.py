@@ -113,7 +113,7 @@ class Discriminator(nn.Module):
     """Encoder, and head for replaced tokens ("discriminator")."""
 
     config: BertConfig
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)

@@ -74,7 +74,7 @@ class SpanBoundaryModel(nn.Module):
     """
 
     config: object
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)

@@ -7,16 +7,15 @@ import pytest
 
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.config import BertConfig
-from bert_jax.model.encoder import EncoderModel
+from bert_jax.model.encoder import Encoder, EncoderModel
 from bert_jax.model.execution import (
     Execution,
     ExecutionPlan,
     StepParameters,
-    default_plan,
     log_path,
     plan_execution,
 )
-from bert_jax.objectives.masked_lm import example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.sharding.mesh import make_mesh
 
 CPU, GPU, TPU = (types.SimpleNamespace(platform=name) for name in ("cpu", "gpu", "tpu"))
@@ -43,10 +42,12 @@ def test_plan_follows_the_device_where_the_configuration_is_silent(
     assert plan == ExecutionPlan(uses_kernels, scans_layers, "dots", "bfloat16", tensor_shards=4)
 
 
-def test_without_a_plan_an_encoder_runs_as_by_default_on_its_devices(monkeypatch):
-    assert default_plan() == ExecutionPlan()
+def test_without_a_plan_an_encoder_runs_as_it_is_defined_on_any_device(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [TPU])
-    assert default_plan() == ExecutionPlan(uses_kernels=True, scans_layers=True)
+    config = BertConfig()
+    for model in (Encoder(config), EncoderModel(config), PretrainingModel(config)):
+        assert model.plan == plan_execution(Execution(kernels="plain"), CPU)
+        assert model.plan.path(config, 512) == "unrolled" and model.plan.dtype == "float32"
 
 
 def test_a_loaded_model_runs_on_the_device_of_its_parameters(monkeypatch):

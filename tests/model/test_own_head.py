@@ -36,7 +36,7 @@ class ManyDropoutsModel(nn.Module):
 
     config: object
     num_outputs: int
-    plan: ExecutionPlan | None = None
+    plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
         self.encoder = Encoder(self.config, self.plan)
