@@ -43,9 +43,8 @@ from bert_jax.sharding import mesh
 from bert_jax.training import pretrain_setup
 from tests.helpers.corpora import build_small_corpus
 
-pytest.register_assert_rewrite(
-    "tests.predictions", "tests.suites"
-)  # So that failures show the values.
+# So that failures show the values.
+pytest.register_assert_rewrite("tests.helpers.predict_equals_load", "tests.suites")
 
 # Tracing creates many objects and little garbage: collect it less often.
 gc.freeze()

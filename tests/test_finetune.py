@@ -24,6 +24,7 @@ from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import WORDS, write_vocabulary
 from tests.helpers.earlier import make_earlier_checkpoint
+from tests.helpers.json_lines import read_lines
 from tests.helpers.models import write_weights
 from tests.helpers.runs import stopped_after_save
 
@@ -120,7 +121,7 @@ def saved_params(workdir) -> dict:
 
 
 def records(workdir) -> list[dict]:
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(workdir / "metrics.jsonl")
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 

@@ -1,4 +1,7 @@
-"""`python -m bert_jax.predict` writes what `bert_jax.load` returns, and refuses what it cannot."""
+"""The program `predict`: its files, its scores, and what it refuses.
+
+`test_predict_equals_load.py` compares its predictions with those of `load` for every kind of head.
+"""
 
 import csv
 import json
@@ -10,8 +13,9 @@ import bert_jax
 from bert_jax import predict
 from bert_jax.inference import predictions
 from bert_jax.tasks.squad_scores import normalize
-from tests.helpers.corpora import WORDS
-from tests.predictions import read_lines, texts, write_head, write_lines
+from tests.helpers.corpora import WORDS, texts
+from tests.helpers.json_lines import read_lines, write_lines
+from tests.helpers.models import write_head
 
 CLASSIFIERS = {
     "classification": {"labels": ["no", "yes"], "calibration_temperature": 1.7},
@@ -98,12 +102,6 @@ def test_a_list_of_labels_that_was_written_as_text_is_an_error(tmp_path):
             bert_jax.load(model).predict(table)
     with pytest.raises(ValueError, match=message.replace("|", r"\|")):
         predict.predict(model, path, tmp_path / "out.jsonl")
-
-
-def test_two_rows_of_a_table_with_one_id_are_an_error(classifier):
-    table = [{"text": "the", "key": "a"}, {"text": "river", "key": "a"}]
-    with pytest.raises(ValueError, match="example 1: id 'a' is already used in example 0"):
-        bert_jax.load(classifier).predict(table, id="key")
 
 
 def test_labels_that_the_head_lacks_are_predicted_but_not_scored(tmp_path):

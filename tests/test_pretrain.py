@@ -51,6 +51,7 @@ from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import build_small_corpus, random_text
 from tests.helpers.earlier import make_earlier_checkpoint, make_earlier_corpus
+from tests.helpers.json_lines import read_lines
 from tests.helpers.models import small_model_config
 from tests.helpers.runs import saved_params, small_config, stopped_after_save
 
@@ -76,7 +77,7 @@ def filled(before: str, piece: str, after: str) -> str:
 
 
 def records(workdir) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(workdir / "metrics.jsonl")
 
 
 def test_run_writes_the_documented_files(finished):

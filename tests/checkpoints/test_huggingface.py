@@ -39,7 +39,7 @@ from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 from tests.helpers.commands import ROOT
-from tests.helpers.corpora import random_text
+from tests.helpers.corpora import random_text, texts
 from tests.helpers.models import (
     CONFIG,
     CONFIG_JSON,
@@ -48,6 +48,7 @@ from tests.helpers.models import (
     flat,
     linear,
     state_dict,
+    write_head,
 )
 
 CLASSIFIER = "BertForSequenceClassification"
@@ -633,3 +634,23 @@ def test_sentencepiece_is_not_exported_and_nothing_is_overwritten(tmp_path):
     for write in (save_huggingface, write_checkpoint):
         with pytest.raises((FileExistsError, CheckpointError), match="exist"):
             write(tmp_path, *model[:3])
+
+
+def test_an_exported_regression_has_the_scale_of_the_labels_in_its_last_layer(tmp_path):
+    """So that transformers, which knows no scale, and a new load give the values of the labels."""
+    scale = {"target_mean": 1000.0, "target_std": 7.0}
+    head = {"task": "regression", "labels": ["value"]}
+    plain = load(write_head(tmp_path / "plain", **head))
+    model = write_head(tmp_path / "scaled", **head, **scale)
+    exported = write_head(tmp_path / "exported", imported=True, **head, **scale)
+    inputs = texts(5)
+    expected = [1000 + 7 * value for value in plain.classify(inputs)]
+    assert len(set(expected)) > 1
+    assert load(model).classify(inputs) == pytest.approx(expected, rel=1e-6)
+    assert load(exported).classify(inputs) == pytest.approx(expected, rel=1e-6)
+    load(model).save(tmp_path / "again")
+    assert load(tmp_path / "again").classify(inputs) == pytest.approx(expected, rel=1e-6)
+    found = load_file(exported / "model.safetensors")
+    kernel, bias = (plain.params["head"][name] for name in ("kernel", "bias"))
+    np.testing.assert_allclose(found["classifier.weight"], 7 * np.transpose(kernel), rtol=1e-6)
+    np.testing.assert_allclose(found["classifier.bias"], 1000 + 7 * bias, rtol=1e-6)

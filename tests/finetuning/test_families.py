@@ -16,19 +16,19 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import (
     WORDS,
     random_text,
+    texts,
     train_bpe,
     write_albert_vocabulary,
     write_vocabulary,
 )
-from tests.predictions import (
+from tests.helpers.json_lines import write_lines
+from tests.helpers.predict_equals_load import (
     check_answers,
     check_choices,
     check_classes,
     check_rankings,
     check_retrieval,
     check_tags,
-    texts,
-    write_lines,
 )
 
 pytestmark = [

@@ -11,6 +11,7 @@ from bert_jax.finetuning.trials import (
     summarize_seeds,
     warn_of_constant_metric,
 )
+from tests.helpers.json_lines import write_lines
 
 
 def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
@@ -61,7 +62,7 @@ def test_lowest_loss_breaks_ties_of_scores(evaluations, best):
 def test_a_metric_that_never_changed_is_reported(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     lines = [{"step": 2, "dev/f1": 0.0}, {"step": 2, "loss": 1}, {"step": 4, "dev/f1": 0.0}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(path, lines)
     warn_of_constant_metric(path, "dev/f1")
     (record,) = caplog.records
     assert record.getMessage().startswith(

@@ -33,6 +33,12 @@ def random_text(num_documents: int, seed: int = 0) -> str:
     return "\n\n".join(documents) + "\n"
 
 
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Returns texts of 1 to 60 words: some are longer than the rows of most tests."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(count)]
+
+
 def write_vocabulary(path: pathlib.Path, words=WORDS) -> pathlib.Path:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *words]
     path.write_text("".join(f"{piece}\n" for piece in pieces))

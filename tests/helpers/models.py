@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import pathlib
 import re
 
@@ -9,12 +10,15 @@ import flax
 import jax
 import numpy as np
 
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.huggingface import HEAD_KEY
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import make_model
 from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import write_vocabulary
 
 
 def small_model_config(vocab_size: int = 100, **fields) -> BertConfig:
@@ -47,6 +51,37 @@ def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
     params = flax.traverse_util.unflatten_dict(params, sep="/")
     write_checkpoint(directory, params, model_settings(config, params), tokenizer)
     return directory
+
+
+def write_head(
+    directory: pathlib.Path, imported: bool = False, positions: int = 64, **head
+) -> pathlib.Path:
+    """Writes a small random model with a head of these settings; returns its directory.
+
+    If `imported`, it is transformers' directory, which has only the kind of head and its labels.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
+    config = small_model_config(tokenizer.vocab_size, **sizes, max_position_embeddings=positions)
+    rng = np.random.default_rng(0)
+    params = {  # Large, and without biases, so that labels vary.
+        path: np.float32(rng.normal(0, 1, leaf.shape) * (not path.endswith(("bias", "scale"))))
+        + np.float32(path.endswith("scale"))
+        for path, leaf in parameter_shapes(config, head).items()
+        if not path.startswith(("mlm", "nsp"))
+    }
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    settings = model_settings(config, params) | {"head": head}
+    model = directory / "model"
+    if not imported:
+        write_checkpoint(model, params, settings, tokenizer)
+        return model
+    save_huggingface(model, params, settings, tokenizer)
+    values = json.loads((model / "config.json").read_text())
+    del values[HEAD_KEY]
+    (model / "config.json").write_text(json.dumps(values))
+    return model
 
 
 def batch_of_row(tokens: np.ndarray, segment_ids: np.ndarray | None = None) -> dict:

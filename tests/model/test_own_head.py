@@ -24,8 +24,8 @@ from bert_jax.model.layers import cross_entropy
 from bert_jax.model.task_models import dense_head
 from bert_jax.tasks import text_classification
 from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.json_lines import read_lines
 from tests.helpers.models import write_weights
-from tests.predictions import read_lines
 from tests.suites import heads as suite
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 
 import flax
 import jax
@@ -26,6 +25,7 @@ from bert_jax.objectives.replaced_tokens import (
 )
 from bert_jax.training.metrics import perplexity
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
+from tests.helpers.json_lines import read_lines
 from tests.helpers.models import random_params
 from tests.helpers.runs import saved_params, stopped_after_save
 from tests.suites import objectives as suites
@@ -259,7 +259,7 @@ def test_a_run_reports_both_parts(finished):
     assert result["perplexity"] == perplexity(result["mlm_loss"])
     names = {"replaced_loss", "replaced_accuracy", "replaced_recall", "replaced_precision"}
     assert names <= result.keys() and 0 < result["replaced_accuracy"] < 1
-    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    records = read_lines(workdir / "metrics.jsonl")
     losses = [record for record in records if "train/loss" in record]
     assert len(losses) == 4
     for record in losses:

@@ -1,7 +1,5 @@
 """The scores of retrieval against sentence-transformers' InformationRetrievalEvaluator."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.tasks import retrieval
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.json_lines import write_lines
 
 NAMES = {"mrr": "mrr@k", "accuracy": "accuracy@k", "recall": "recall@k"}
 
@@ -31,7 +30,7 @@ def test_scores_equal_sentence_transformers(tmp_path):
         config = config_file.get_config("bi_encoder,runlocal")
         for name, objects in files.items():
             path = tmp_path / f"{case}_{name}.jsonl"
-            path.write_text("".join(json.dumps(each) + "\n" for each in objects))
+            write_lines(path, objects)
             config.data[name] = str(path)
         (split,) = retrieval.get_task(config, tokenizer).splits
         vectors = {query: rng.normal(size=4) for query in queries}

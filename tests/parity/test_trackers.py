@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from bert_jax import finetune, pretrain
 from bert_jax.configs.finetune import text_classification
 from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.json_lines import read_lines
 from tests.helpers.models import write_weights
 from tests.helpers.runs import small_config
 
@@ -131,7 +132,7 @@ def write_examples(path, count):
 
 
 def records(workdir) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(workdir / "metrics.jsonl")
 
 
 def metrics_of(lines: list[dict]) -> list[tuple[int, str, float]]:

@@ -252,7 +252,7 @@ def test_error_in_one_process_ends_all_with_exit_code_1(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_hosts_whose_devices_alternate_in_the_mesh_get_their_own_rows(corpus, tmp_path):
-    command = ["tests.scattered_hosts", str(corpus)]
+    command = ["tests.helpers.scattered_hosts", str(corpus)]
     workdir = tmp_path / "run"
     started = commands.launch(command, workdir, num_processes=2, devices_per_process=2)
     with commands.ended(started) as processes:

@@ -3,7 +3,6 @@
 `BERT_JAX_KILLS` is the number of random kills: few by default, 20 in `make faults`.
 """
 
-import json
 import os
 import pathlib
 import random
@@ -19,6 +18,7 @@ from bert_jax.checkpoints.native import find_checkpoint, saved_steps
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.runtime.errors import PREEMPTED
 from tests.helpers import commands
+from tests.helpers.json_lines import read_lines
 from tests.helpers.runs import saved_params
 
 pytestmark = pytest.mark.slow
@@ -99,10 +99,7 @@ def test_run_killed_at_random_ends_bit_identical_to_uninterrupted_run(corpus, tm
     commands.run(killed, corpus, *FIELDS, num_processes=2)
 
     assert_same_bits(uninterrupted, killed)
-    lines = [
-        [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-        for workdir in (uninterrupted, killed)
-    ]
+    lines = [read_lines(workdir / "metrics.jsonl") for workdir in (uninterrupted, killed)]
     for one, two in zip(*lines, strict=True):
         assert one["step"] == two["step"]
         assert one.get("train/loss") == two.get("train/loss")

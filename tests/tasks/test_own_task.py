@@ -16,8 +16,8 @@ from bert_jax.model import heads
 from bert_jax.tasks.task import Split, Task, limit_examples, write_json_blocks
 from bert_jax.tasks.text_classification import text_features
 from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.json_lines import read_lines
 from tests.helpers.models import write_weights
-from tests.predictions import read_lines
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -16,17 +16,13 @@ from bert_jax.tasks import retrieval
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.squad_to_retrieval import convert
 from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.json_lines import read_lines, write_lines
 from tests.helpers.models import write_weights
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     return load_tokenizer(write_vocabulary(tmp_path_factory.mktemp("v") / "vocab.txt"))
-
-
-def write_lines(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
 
 
 LINES = [
@@ -38,8 +34,8 @@ LINES = [
 
 def make_task(tmp_path, tokenizer, role="bi_encoder", train=LINES, dev=LINES, **fields):
     config = config_file.get_config(f"{role},runlocal")
-    config.data.train = write_lines(tmp_path / "train.jsonl", train)
-    config.data.dev = write_lines(tmp_path / "dev.jsonl", dev)
+    config.data.train = str(write_lines(tmp_path / "train.jsonl", train))
+    config.data.dev = str(write_lines(tmp_path / "dev.jsonl", dev))
     config.data.num_negatives = 1
     for name, value in fields.items():
         config.update_from_flattened_dict({name.replace("__", "."): value})
@@ -95,7 +91,7 @@ def test_rankings_are_scored_and_written_in_the_input_format(tmp_path, tokenizer
             expected["mrr_at_10_if_all_found"] = expected["mrr_at_10"]
         assert found == pytest.approx(expected), role
         split.write(outputs, tmp_path)
-        lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+        lines = read_lines(tmp_path / "dev.jsonl")
         assert [line["rank"] for line in lines] == [1, 1, 2]
         assert lines[2]["negatives"][0] == "the war" and lines[2]["scores"][0] >= 0
         assert len(retrieval.read_queries(tmp_path / "dev.jsonl")) == 3
@@ -112,7 +108,9 @@ BOATS = [
 def test_lines_of_an_equal_query_are_one_query_with_several_positives(tmp_path):
     words = {word for line in BOATS for text in line.values() for word in text.lower().split()}
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", sorted(words)))
-    collection = write_lines(tmp_path / "p.jsonl", [{"text": "small house"}, {"text": "a letter"}])
+    collection = str(
+        write_lines(tmp_path / "p.jsonl", [{"text": "small house"}, {"text": "a letter"}])
+    )
     task = make_task(
         tmp_path,
         tokenizer,
@@ -140,7 +138,7 @@ def test_lines_of_an_equal_query_are_one_query_with_several_positives(tmp_path):
     expected = {"mrr_at_10": 1, "accuracy_at_1": 1, "accuracy_at_10": 1, "recall_at_10": 1}
     assert split.score(outputs) == pytest.approx(expected | {"recall_at_1": 0.75})
     split.write(outputs, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "dev.jsonl")
     assert [line["rank"] for line in lines] == [1, 2, 1]
     assert [line["positive"] for line in lines] == [line["positive"] for line in BOATS]
     for line in lines[:2]:
@@ -176,7 +174,9 @@ def test_scores_of_random_files_equal_the_definitions(role, seed, tmp_path, toke
             line = {"query": spelled(query), "positive": spelled(text), "negatives": negatives}
             lines.append(line)
     rng.shuffle(lines)
-    collection = write_lines(tmp_path / "p.jsonl", [{"text": spelled(text)} for text in corpus])
+    collection = str(
+        write_lines(tmp_path / "p.jsonl", [{"text": spelled(text)} for text in corpus])
+    )
     (split,) = make_task(tmp_path, tokenizer, role, dev=lines, data__passages=collection).splits
     vectors = {text: rng.integers(-1, 2, 4).astype(np.float32) for text in [*relevant, *corpus]}
     if role == "bi_encoder":
@@ -200,7 +200,7 @@ def test_scores_of_random_files_equal_the_definitions(role, seed, tmp_path, toke
     assert split.counts["queries"] == len(relevant)
     # No passage that answers a query is written as its negative.
     split.write(outputs, tmp_path)
-    written = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    written = read_lines(tmp_path / "dev.jsonl")
     assert [line["query"] for line in written] == [line["query"] for line in lines]
     for line in written:
         negatives = {" ".join(text.lower().split()) for text in line["negatives"]}
@@ -211,7 +211,7 @@ def test_reranker_does_not_rank_what_the_first_stage_missed(tmp_path, tokenizer)
     corpus = [f"{first} {second}" for first in WORDS[:5] for second in WORDS[5:10]]
     lines = [{"query": query, "positive": corpus[n]} for n, query in enumerate(WORDS[:7])]
     lines.append({"query": WORDS[0], "positive": corpus[20]})
-    passages = write_lines(tmp_path / "p.jsonl", [{"text": text} for text in corpus])
+    passages = str(write_lines(tmp_path / "p.jsonl", [{"text": text} for text in corpus]))
     fields = {"dev": lines, "data__passages": passages}
     (first_stage,) = make_task(tmp_path, tokenizer, **fields).splits
     rng = np.random.default_rng(0)
@@ -323,7 +323,7 @@ def test_positives_on_lines_that_are_left_out_are_known(tmp_path, tokenizer):
 
 
 def test_collection_is_searched_in_addition_to_the_passages_of_the_file(tmp_path, tokenizer):
-    passages = write_lines(tmp_path / "passages.jsonl", [{"text": "the war"}, {"text": "new"}])
+    passages = str(write_lines(tmp_path / "passages.jsonl", [{"text": "the war"}, {"text": "new"}]))
     (split,) = make_task(tmp_path, tokenizer, data__passages=passages).splits
     assert len(split.features) == 3 + 7  # "the war" is one passage, though in both.
     task = make_task(tmp_path, tokenizer, "cross_encoder", data__passages=passages)
@@ -333,9 +333,9 @@ def test_collection_is_searched_in_addition_to_the_passages_of_the_file(tmp_path
 
 def test_empty_passages_of_the_collection_are_ranked_but_not_trained_with(tmp_path, tokenizer):
     config = config_file.get_config("bi_encoder,runlocal")
-    config.data.test = write_lines(tmp_path / "test.jsonl", [{"query": "king"}])
+    config.data.test = str(write_lines(tmp_path / "test.jsonl", [{"query": "king"}]))
     lines = [{"text": "the war"}, {"text": ""}, {"text": None}, {"text": " "}]
-    config.data.passages = write_lines(tmp_path / "passages.jsonl", lines)
+    config.data.passages = str(write_lines(tmp_path / "passages.jsonl", lines))
     task = retrieval.get_task(config, tokenizer)
     assert task.notes["passages that are empty"] == 3
     with pytest.raises(ValueError, match=r"passages\.jsonl, line 2: the text is empty"):
@@ -344,7 +344,7 @@ def test_empty_passages_of_the_collection_are_ranked_but_not_trained_with(tmp_pa
 
 def test_limit_on_examples_limits_the_collection(tmp_path, tokenizer):
     lines = [{"text": f"{first} {second}"} for first in WORDS[:9] for second in WORDS[:9]]
-    passages = write_lines(tmp_path / "passages.jsonl", lines)
+    passages = str(write_lines(tmp_path / "passages.jsonl", lines))
     fields = {"data__passages": passages, "max_eval_examples": 2}
     task = make_task(tmp_path, tokenizer, **fields)
     assert task.notes["dev examples dropped"] == 1
@@ -371,16 +371,14 @@ def test_queries_without_positives_are_ranked_but_not_scored(tmp_path, tokenizer
 def test_empty_queries_and_candidates_are_ranked_and_counted(tmp_path, tokenizer, role):
     lines = [{"id": 7, "query": "", "negatives": ["a king"]}, {"query": "king", "negatives": [" "]}]
     config = config_file.get_config(f"{role},runlocal")
-    config.data.test = write_lines(tmp_path / "test.jsonl", lines)
+    config.data.test = str(write_lines(tmp_path / "test.jsonl", lines))
     task = retrieval.get_task(config, tokenizer)
     assert task.notes["test examples with an empty text"] == 2
     (split,) = task.splits
     outputs = [np.ones((1, 1) if role == "bi_encoder" else 1)] * len(split.features)
     (tmp_path / "out").mkdir()
     split.write(outputs, tmp_path / "out")
-    written = [
-        json.loads(line) for line in (tmp_path / "out" / "test.jsonl").read_text().splitlines()
-    ]
+    written = read_lines(tmp_path / "out" / "test.jsonl")
     assert [(line["id"], line["query"]) for line in written] == [("7", ""), ("1", "king")]
 
 
@@ -406,7 +404,7 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     config = config_file.get_config(f"{role},runlocal")
     config.init_from = str(write_weights(tmp_path / "weights", vocabulary))
-    config.data.train = config.data.dev = write_lines(tmp_path / "train.jsonl", LINES * 3)
+    config.data.train = config.data.dev = str(write_lines(tmp_path / "train.jsonl", LINES * 3))
     config.data.num_negatives = 2
     result = finetune.train_and_evaluate(config.lock(), tmp_path / "run")
     assert 0 < result["dev"]["mrr_at_10"] <= 1 and result["steps"] == 2
@@ -474,7 +472,7 @@ def test_bad_line_is_named(case, tmp_path, tokenizer):
 def test_other_unused_keys_are_counted(role, tmp_path, tokenizer):
     lines = [line | {"title": "x", "doc_id": 4, "rank": 2, "score": None} for line in LINES]
     predictions = [line | {"depth": 10, "scores": [0.5, 0.25]} for line in lines]
-    collection = write_lines(tmp_path / "p.jsonl", [{"text": "a", "title": "b", "_id": 3}])
+    collection = str(write_lines(tmp_path / "p.jsonl", [{"text": "a", "title": "b", "_id": 3}]))
     fields = {"train": predictions, "dev": lines, "data__passages": collection}
     notes = make_task(tmp_path, tokenizer, role, **fields).notes
     unused = {name: count for name, count in notes.items() if name.endswith("which is not used")}
@@ -490,7 +488,7 @@ def test_negatives_are_trained_with_or_counted_only_if_asked(tmp_path, tokenizer
     def read(num_negatives, train=LINES):
         fields = {} if num_negatives is None else {"data__num_negatives": num_negatives}
         config = config_file.get_config("bi_encoder,runlocal")
-        config.data.train = write_lines(tmp_path / "train.jsonl", train)
+        config.data.train = str(write_lines(tmp_path / "train.jsonl", train))
         config.update_from_flattened_dict({"data.num_negatives": num_negatives} if fields else {})
         return retrieval.get_task(config, tokenizer)
 

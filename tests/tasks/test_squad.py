@@ -22,6 +22,7 @@ from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
+from tests.helpers.json_lines import write_lines
 from tests.helpers.models import batch_of_row, small_model_config
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -261,7 +262,7 @@ def test_jsonl_and_tfds_give_the_same_questions_as_the_official_file(tmp_path):
         path = tmp_path / f"{name}.jsonl"
         lines = zip(entries, answers, strict=True)
         lines = [each | {"context": CONTEXT, "answers": own} for each, own in lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(path, lines)
         found = read_questions(str(path), True)
         assert [each[:4] for each in found] == [each[:4] for each in expected]
         assert found[1].location == f"{path}, line 2"
@@ -300,7 +301,7 @@ def test_empty_questions_and_contexts_are_predicted_but_not_trained_on(tokenizer
     path = tmp_path / "blind.jsonl"
     lines = [("", CONTEXT), ("old king", " "), (None, None), ("old king", CONTEXT)]
     lines = [{"question": question, "context": context} for question, context in lines]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(path, lines)
     task = get_task(make_config("v1", test=str(path)), tokenizer)
     assert task.notes["test examples with an empty text"] == 3
     (split,) = task.splits

@@ -12,6 +12,7 @@ import tensorflow_datasets as tfds
 
 from bert_jax.tasks.tables import content_hash, drop_blank_rows, read_table
 from tests.helpers.corpora import write_tfds
+from tests.helpers.json_lines import write_lines
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_labels_in_lists_are_never_split_again(tmp_path):
             for _ in range(50)
         ]
         objects = [{"text": "x", "label": row} for row in rows]
-        path.write_text("".join(json.dumps(each) + "\n" for each in objects))
+        write_lines(path, objects)
         for source in (path, objects):
             records = read_table(source, ("text",), label="label", label_separator=separator)
             assert [list(record.labels) for record in records] == rows

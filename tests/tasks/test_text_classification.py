@@ -18,6 +18,7 @@ from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
+from tests.helpers.json_lines import read_lines
 from tests.helpers.models import write_random_encoder
 
 TRAIN = "text,label\nthe river,b\na town,a\nold road,b\n"
@@ -252,7 +253,7 @@ def test_a_file_without_labels_is_predicted_but_not_scored(read, tmp_path):
     assert scored["accuracy"] == scored["macro_f1"] == 1.0
     assert test.score is None
     test.write([np.log([0.25, 0.75]), np.log([0.5, 0.25])], tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "test.jsonl")
     probabilities = pytest.approx({"b": 0.75, "a": 0.25})
     assert lines[0] == {
         "id": "0",
@@ -300,7 +301,7 @@ def test_predictions_have_the_label_and_the_scores_of_each_class_are_written(
         task.splits[0].write(
             [np.log([0.25, 0.75]), np.log([0.6, 0.4]), np.array([1.0, 0])], tmp_path
         )
-    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "dev.jsonl")
     assert [line["label"] for line in lines] == ["b", "a", "b"]
     assert [line["prediction"] for line in lines] == ["b", "a", "a"]
     table = (tmp_path / "dev_classes.tsv").read_text().splitlines()
@@ -334,7 +335,7 @@ def test_a_text_may_have_any_number_of_labels(suffix, train, test, read, tmp_pat
     # Of a, b and c: 1 of 1 predicted, 2 of 2, and 0 of 1 with one wrong.
     assert dev.score(list(outputs)) == pytest.approx({"micro_f1": 6 / 8, "macro_f1": 2 / 3})
     dev.write(list(outputs), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "dev.jsonl")
     assert [line["label"] for line in lines] == [["a", "b"], [], ["b"], ["c"]]
     assert [line["prediction"] for line in lines] == [["a", "b"], [], ["b", "c"], []]
     assert lines[0]["probabilities"]["a"] == pytest.approx(1 / (1 + np.exp(-2)))
@@ -422,7 +423,7 @@ def test_examples_over_the_limit_are_dropped_and_counted(tokenizer, tmp_path):
     task = text_classification.get_task(config, tokenizer)
     assert task.labels == ("a", "b") and task.notes["dev examples dropped"] == 8
     task.splits[0].write([np.zeros(2), np.ones(2)], tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "dev.jsonl")
     assert [line["id"] for line in lines] == ["0", "5"]
 
 
@@ -430,7 +431,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
     table = "name,text,label\nx,the king,1\ny,war,2.5\n"
     task = read(table, table, id="name", regression=True)
     task.splits[0].write([np.float32([0.5]), np.float32([2])], tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "dev.jsonl")
     shared = {"id": "x", "name": "x", "text": "the king", "label": 1.0, "prediction": 0.5}
     assert lines == [
         shared,

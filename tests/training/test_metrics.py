@@ -1,7 +1,5 @@
 """metrics.jsonl survives interruptions; baseline and FLOPs agree with counts by hand."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,7 @@ from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, flops_per_row
 from bert_jax.training import metrics
 from bert_jax.training.metrics import MetricsWriter, perplexity, unigram_baseline
+from tests.helpers.json_lines import read_lines
 
 
 def test_resuming_removes_later_and_broken_lines(tmp_path):
@@ -26,7 +25,7 @@ def test_resuming_removes_later_and_broken_lines(tmp_path):
     assert resumed.seconds == 20.0
     resumed.write(3, {"loss": 0.5})
     resumed.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "metrics.jsonl")
     assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 0.5), (3, 0.5)]
 
 

@@ -1,6 +1,6 @@
 """Checks the rows on each device when the devices of two processes alternate in the mesh.
 
-`python -m tests.scattered_hosts CORPUS` with the flags that `commands.launch` adds.
+`python -m tests.helpers.scattered_hosts CORPUS` with the flags that `commands.launch` adds.
 """
 
 import argparse

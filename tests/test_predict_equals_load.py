@@ -1,28 +1,23 @@
-"""`bert_jax.predict` equals `bert_jax.load`, for every kind of head and length.
+"""The program `predict` equals the methods of `load`, for every kind of head and length.
 
 The heads were trained with other lengths and options than the defaults, or are imported ones, which
 store neither.
 """
 
-import random
-
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import bert_jax
 from bert_jax.predict import predict
-from tests.predictions import (
+from tests.helpers.corpora import texts
+from tests.helpers.json_lines import read_lines, write_lines
+from tests.helpers.models import write_head
+from tests.helpers.predict_equals_load import (
     check_answers,
     check_choices,
     check_classes,
     check_rankings,
     check_retrieval,
     check_tags,
-    read_lines,
-    texts,
-    write_head,
-    write_lines,
 )
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -76,83 +71,6 @@ def test_imported_head_classifies_as_load_does(task, tmp_path):
     model = write_head(tmp_path, imported=True, task=task, labels=["no", "yes", "maybe"])
     assert bert_jax.load(model).head.keys() == {"task", "labels"}
     assert varies(check_classes(task, False, model, tmp_path))
-
-
-def test_an_exported_regression_has_the_scale_of_the_labels_in_its_last_layer(tmp_path):
-    """So that transformers, which knows no scale, and a new load give the values of the labels."""
-    scale = {"target_mean": 1000.0, "target_std": 7.0}
-    head = {"task": "regression", "labels": ["value"]}
-    plain = bert_jax.load(write_head(tmp_path / "plain", **head))
-    model = write_head(tmp_path / "scaled", **head, **scale)
-    exported = write_head(tmp_path / "exported", imported=True, **head, **scale)
-    inputs = texts(5)
-    expected = [1000 + 7 * value for value in plain.classify(inputs)]
-    assert varies(expected)
-    assert bert_jax.load(model).classify(inputs) == pytest.approx(expected, rel=1e-6)
-    assert bert_jax.load(exported).classify(inputs) == pytest.approx(expected, rel=1e-6)
-    bert_jax.load(model).save(tmp_path / "again")
-    assert bert_jax.load(tmp_path / "again").classify(inputs) == pytest.approx(expected, rel=1e-6)
-    found = load_file(exported / "model.safetensors")
-    kernel, bias = (plain.params["head"][name] for name in ("kernel", "bias"))
-    np.testing.assert_allclose(found["classifier.weight"], 7 * np.transpose(kernel), rtol=1e-6)
-    np.testing.assert_allclose(found["classifier.bias"], 1000 + 7 * bias, rtol=1e-6)
-
-
-def test_dividing_the_head_by_its_temperature_calibrates_the_probabilities(tmp_path):
-    temperature = {"calibration_temperature": 1.7}
-    model = write_head(tmp_path, task="classification", labels=["no", "yes"], **temperature)
-    model, rng = bert_jax.load(model), random.Random(0)
-    table = [{"text": text, "label": rng.choice(["no", "yes"])} for text in texts(20)]
-    before = model.predict(table).scores
-    temperature, head = model.head.pop("calibration_temperature"), model.params["head"]
-    model.params["head"] = {name: values / temperature for name, values in head.items()}
-    model.save(tmp_path / "calibrated")
-    after = bert_jax.load(tmp_path / "calibrated").predict(table).scores
-    assert "calibrated_ece" not in after
-    assert after["ece"] == pytest.approx(before["calibrated_ece"], abs=1e-6)
-    assert after["ece"] != pytest.approx(before["ece"], abs=1e-3)
-
-
-def test_table_without_labels_is_only_predicted(tmp_path):
-    model = bert_jax.load(write_head(tmp_path, task="classification", labels=["no", "yes"]))
-    with pytest.warns(UserWarning, match="^examples with an empty text: 1 of 2$"):
-        rows, scores = model.predict([{"text": "the river"}, {"text": " "}])
-    assert [row["id"] for row in rows] == ["0", "1"] and scores == {}
-    assert rows[0]["prediction"] == model.classify("the river").label
-    assert model.predict([]) == ([], {})
-    with pytest.warns(UserWarning, match="^examples truncated to 64 tokens: 1 of 2$"):
-        model.predict([{"text": "the " * 99}, {"text": "the"}])
-
-
-@pytest.mark.parametrize(
-    ("table", "error", "message"),
-    [
-        ("nowhere.csv", FileNotFoundError, r"no file nowhere\.csv: expected a \.csv"),
-        ("", ValueError, "the path of the table is empty"),
-        ([{"body": "the"}], ValueError, "example 0: no column 'text'; found body: set the correct "
-         "name in text, text_pair, label or id$"),
-        ([{"text": float("nan")}], ValueError, "example 0: .*expected text, numbers, or None"),
-        ([{"text": b"the"}], ValueError, "example 0: .*expected text, numbers, or None"),
-        (["the river"], TypeError, r"example 0 is a str: expected a path or a list of dicts; of a "
-         r"DataFrame, its to_dict\('records'\)"),
-        ({"text": "the"}, TypeError, "example 0 is a str: expected a path or a list of dicts"),
-    ],
-)  # fmt: skip
-def test_wrong_table_is_an_error_with_the_reason(table, error, message, headed):
-    with pytest.raises(error, match=message):
-        headed.predict(table)
-
-
-@pytest.fixture(scope="module")
-def headed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("headed")
-    return bert_jax.load(write_head(directory, task="classification", labels=["no", "yes"]))
-
-
-def test_model_without_such_a_head_predicts_no_tables(tmp_path):
-    model = bert_jax.load(write_head(tmp_path, task="span", labels=["start", "end"]))
-    with pytest.raises(ValueError, match="a head for span, so it cannot predict tables: load one"):
-        model.predict([{"text": "the"}])
 
 
 def test_model_saved_from_python_predicts(tmp_path):

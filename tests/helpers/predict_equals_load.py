@@ -1,66 +1,15 @@
 """Checks that `bert_jax.predict` predicts what `bert_jax.load` predicts, for each task."""
 
 import json
-import random
 
-import flax
 import numpy as np
 import pytest
 from scipy.special import softmax
 
 import bert_jax
-from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.huggingface import HEAD_KEY
-from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
-from bert_jax.model.config import BertConfig
 from bert_jax.predict import predict
-from bert_jax.tokenizers.tokenizer import load_tokenizer
-from tests.helpers.corpora import WORDS, write_vocabulary
-
-
-def write_head(directory, imported=False, positions=64, **head):
-    """Writes a small random model with a head of these settings.
-
-    If `imported`, it is transformers' directory, which has only the kind of head and its labels.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
-    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
-    config = BertConfig(tokenizer.vocab_size, **sizes, max_position_embeddings=positions)
-    rng = np.random.default_rng(0)
-    params = {  # Large, and without biases, so that labels vary.
-        path: np.float32(rng.normal(0, 1, leaf.shape) * (not path.endswith(("bias", "scale"))))
-        + np.float32(path.endswith("scale"))
-        for path, leaf in parameter_shapes(config, head).items()
-        if not path.startswith(("mlm", "nsp"))
-    }
-    params = flax.traverse_util.unflatten_dict(params, sep="/")
-    settings = model_settings(config, params) | {"head": head}
-    model = directory / "model"
-    if not imported:
-        write_checkpoint(model, params, settings, tokenizer)
-        return model
-    save_huggingface(model, params, settings, tokenizer)
-    values = json.loads((model / "config.json").read_text())
-    del values[HEAD_KEY]
-    (model / "config.json").write_text(json.dumps(values))
-    return model
-
-
-def write_lines(path, rows):
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
-
-
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def texts(count, seed=0):
-    """Texts of 1 to 60 words: some are longer than every length."""
-    rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(count)]
+from tests.helpers.corpora import texts
+from tests.helpers.json_lines import read_lines, write_lines
 
 
 def check_classes(task, is_pair, model, tmp_path):
