@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.native import Checkpointer, load_settings
 from bert_jax.checkpoints.parameters import LoadedModel, modules_of
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain.fields import FIELDS, KNOWN, MAY_CHANGE
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.objectives import Objective, mean_metrics
@@ -74,7 +74,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
-        check_required(config, bert_base.FIELDS, "configs/pretrain/bert_base.py")
+        check_required(config, FIELDS, "configs/pretrain/bert_base.py")
         check_numbers(config)
         check_tracker(config.tracker)
         watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -98,7 +98,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
     settings = run_settings(setup, phases, {"init_from": weights, "teacher": teacher})
-    exit_stack.enter_context(claim_workdir(workdir, settings, bert_base.MAY_CHANGE))
+    exit_stack.enter_context(claim_workdir(workdir, settings, MAY_CHANGE))
     monitoring.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
     checkpointer = Checkpointer(workdir, settings, tokenizer, checksums=config.checksums, **kept)
@@ -322,4 +322,4 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    main.start(train_and_evaluate, "pretrain", lambda config: bert_base.KNOWN)
+    main.start(train_and_evaluate, "pretrain", lambda config: KNOWN)

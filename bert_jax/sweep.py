@@ -5,7 +5,7 @@ r"""Fine-tunes over a grid of hyperparameters, training same-shape trials as one
 
 A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
 fields, of which all combinations are run, or `trials`, further configurations as dicts; and any of
-`FIELDS` in configs/sweeps/paper.py. With `search` instead of `grid`, Optuna proposes the
+the fields in configs/sweeps/fields.py. With `search` instead of `grid`, Optuna proposes the
 configurations: sweeps/search.py.
 
 Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)

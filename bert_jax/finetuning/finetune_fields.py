@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import (
     feature_based,
+    fields,
     glue,
     retrieval,
     squad,
@@ -11,7 +12,7 @@ from bert_jax.configs.finetune import (
     tagging,
     text_classification,
 )
-from bert_jax.configs.finetune.text_classification import FIELDS, OPTIONAL, PATHS, RUNNING, TRAINING
+from bert_jax.configs.finetune.fields import FIELDS, OPTIONAL, PATHS, RUNNING, TRAINING
 from bert_jax.runtime import config_fields
 from bert_jax.runtime.config_fields import Field
 
@@ -25,7 +26,7 @@ CONFIGS = {
     "retrieval": retrieval,
 }
 
-PER_TRIAL = frozenset(text_classification.PER_TRIAL)
+PER_TRIAL = frozenset(fields.PER_TRIAL)
 """Fields in which the trials of a stack may differ: they change no shape of the program."""
 
 KEEPING_EXAMPLES = PER_TRIAL | {*TRAINING, *RUNNING}

@@ -98,8 +98,8 @@ class _ConfigParser(ConfigFileFlagParser):
             (package,) = importlib.util.find_spec("bert_jax.configs").submodule_search_locations
             file = str(pathlib.Path(package).parent / file)
         if not os.path.exists(file):
-            found = sorted(each.name for each in pathlib.Path(file).parent.glob("[!_]*.py"))
-            names = ", ".join(found)
+            beside = sorted(pathlib.Path(file).parent.glob("[!_]*.py"))
+            names = ", ".join(each.name for each in beside if b"get_config" in each.read_bytes())
             raise ValueError(
                 f"no config file {path} (in its directory: {names or 'none'}): use a path such as "
                 "configs/pretrain/bert_base.py"

@@ -1,8 +1,8 @@
 """The fields of a configuration: value, meaning and bounds in one table, what may change by table.
 
-configs/pretrain/bert_base.py, configs/finetune/text_classification.py and configs/sweeps/paper.py
-hold the tables of each program: dotted name of a field -> `Field`. From them are made the
-configuration itself, `--help`, and the checks of missing fields, of numbers, and of resumed runs.
+`fields.py` in configs/pretrain, configs/finetune and configs/sweeps holds the tables of each
+program: dotted name of a field -> `Field`. From them are made the configuration itself, `--help`,
+and the checks of missing fields, of numbers, and of resumed runs.
 """
 
 import math

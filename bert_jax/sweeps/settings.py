@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base
-from bert_jax.configs.sweeps import paper
-from bert_jax.configs.sweeps.search import SEARCH
+from bert_jax.configs.pretrain import fields as pretrain_fields
+from bert_jax.configs.sweeps import fields as sweep_fields
 from bert_jax.finetuning import finetune_fields
 from bert_jax.finetuning.finetune_fields import check_required_fields
 from bert_jax.runtime.config_fields import Field, check_numbers
@@ -37,27 +36,27 @@ TYPES = {
 # Fields that decide, with the grid's, which trials are run, and in which programs: workers
 # must agree on them.
 PROGRAM_FIELDS = ("trials", "num_trials", "num_seeds", "max_stacked_trials")
-MAY_CHANGE = (*paper.MAY_CHANGE, *(f"base.{name}" for name in finetune_fields.MAY_CHANGE))
+MAY_CHANGE = (*sweep_fields.MAY_CHANGE, *(f"base.{name}" for name in finetune_fields.MAY_CHANGE))
 
 
 def known_fields(config: ConfigDict) -> dict[str, Field]:
     """Returns the fields of a configuration: of a sweep with its `base`, or of another program."""
     if "base" not in config:
-        return finetune_fields.known_fields(config) if "task" in config else bert_base.KNOWN
+        return finetune_fields.known_fields(config) if "task" in config else pretrain_fields.KNOWN
     base = finetune_fields.known_fields(config.base)
     return fields_of_sweep(config) | {f"base.{name}": field for name, field in base.items()}
 
 
 def fields_of_sweep(config: ConfigDict) -> dict[str, Field]:
     """Returns the fields of a grid or of a search."""
-    return paper.FIELDS | (SEARCH if "search" in config else paper.GRID)
+    return sweep_fields.FIELDS | (sweep_fields.SEARCH if "search" in config else sweep_fields.GRID)
 
 
 def complete(config: ConfigDict) -> ConfigDict:
     """Returns a valid configuration with defaults for what is not given. Raises ValueError."""
     fields = fields_of_sweep(config)
     for name in sorted(set(config) - fields.keys() - {"program"}):
-        if name in paper.GRID:
+        if name in sweep_fields.GRID:
             raise ValueError(f"config.{name}: a sweep has either a grid or a search: remove one")
         nearest = difflib.get_close_matches(name, fields, 1, cutoff=0)[0]
         raise ValueError(f"config.{name}: a sweep has no such field; did you mean {nearest}?")
@@ -132,7 +131,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
             raise ValueError(f"workdir {workdir} holds a run ({run}), not a sweep: use another")
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
-    defaults = {name: field.default for name, field in paper.FIELDS.items()}
+    defaults = {name: field.default for name, field in sweep_fields.FIELDS.items()}
     saved, settings = as_saved(defaults | content["config"]), as_saved(settings_of(config))
     changed = [
         name

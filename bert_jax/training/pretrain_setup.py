@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.transformers_names import check_positions
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain.fields import KNOWN
 from bert_jax.data.batches import abstract_rows
 from bert_jax.data.features import ONE_SEGMENT
 from bert_jax.data.rows import Rows
@@ -378,7 +378,7 @@ def check_numbers(config: ConfigDict) -> None:
     long_phase, total = config.long_phase, config.num_steps + config.long_phase.num_steps
     # A first phase that is skipped leaves its warm-up unused.
     has_own_warmup = config.num_steps and has_two_schedules(config)
-    config_fields.check_numbers(config, bert_base.KNOWN)
+    config_fields.check_numbers(config, KNOWN)
     if not total:
         raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
     maximum, limited_by = total, "num_steps + long_phase.num_steps"

@@ -20,7 +20,7 @@ Expected result: the table above. Not run at full size.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import conll2003, text_classification
+from bert_jax.configs.finetune import conll2003, fields
 from bert_jax.runtime.config_fields import Field, make_config
 
 # Further fields of this configuration.
@@ -39,4 +39,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_epochs = 10.0
     if arg:
         config.lstm_size = 64
-    return text_classification.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -25,7 +25,7 @@ files. The paper omits WNLI and submits its majority class.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import recipes, text_classification
+from bert_jax.configs.finetune import fields, recipes
 from bert_jax.runtime.config_fields import Field
 
 DATA_PATHS = {
@@ -41,11 +41,11 @@ DATA = {
 
 def get_config(arg: str = "") -> ConfigDict:
     name, _, arg = arg.partition(",")
-    config = text_classification.make_task_config("glue", DATA_PATHS | DATA)
+    config = fields.make_task_config("glue", DATA_PATHS | DATA)
     config.data.name = name
     config.num_epochs = 3.0
     config.learning_rate = 2e-5
     recipe, arg = recipes.split_recipe(arg)
     if recipe:
         recipes.apply_recipe(config, recipe, name)
-    return text_classification.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

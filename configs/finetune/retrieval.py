@@ -29,7 +29,7 @@ returns the cross-encoder's ranking.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.finetune import fields
 from bert_jax.runtime.config_fields import POSITIVE, Field
 
 DATA_PATHS = {
@@ -75,12 +75,12 @@ def get_config(arg: str = "") -> ConfigDict:
             f"unknown argument {arg!r} after the colon: expected 'bi_encoder' or 'cross_encoder', "
             "or one of them with ',runlocal'"
         )
-    config = text_classification.make_task_config("retrieval", DATA_PATHS | DATA)
+    config = fields.make_task_config("retrieval", DATA_PATHS | DATA)
     config.data.role = role
     if role == "cross_encoder":
         config.data.num_negatives = 3
 
     config.max_seq_length = 256  # Tokens of a passage, or of a query and a passage.
-    config = text_classification.apply_runlocal(config, rest)
+    config = fields.apply_runlocal(config, rest)
     config.data.max_query_length = min(config.data.max_query_length, config.max_seq_length // 2)
     return config

@@ -14,7 +14,7 @@ Expected result: 97.8 % test accuracy, 94.2 % macro F1 (seed 0).
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.finetune import fields, text_classification
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -26,4 +26,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.max_seq_length = 256
     config.num_epochs = 4.0
     config.learning_rate = 1e-4  # Small models need a higher rate than BERT_BASE.
-    return text_classification.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

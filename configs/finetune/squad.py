@@ -27,7 +27,7 @@ configs/finetune/recipes.py.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import recipes, text_classification
+from bert_jax.configs.finetune import fields, recipes
 from bert_jax.runtime.config_fields import AT_LEAST_1, Field
 
 DATA_PATHS = {
@@ -58,7 +58,7 @@ def get_config(arg: str = "v1") -> ConfigDict:
         version, rest = "v1", version
     if version not in ("v1", "v2"):
         raise ValueError(f"unknown argument {arg!r} after the colon: expected 'v1' or 'v2'")
-    config = text_classification.make_task_config("squad", DATA_PATHS | DATA)
+    config = fields.make_task_config("squad", DATA_PATHS | DATA)
     config.data.null_answers = version == "v2"
     config.max_seq_length = 384
     config.batch_size = 48 if version == "v2" else 32
@@ -68,7 +68,7 @@ def get_config(arg: str = "v1") -> ConfigDict:
     if recipe:
         tasks = ("squad", "squad_v2") if version == "v2" else ("squad",)
         recipes.apply_recipe(config, recipe, *tasks)
-    config = text_classification.apply_runlocal(config, rest)
+    config = fields.apply_runlocal(config, rest)
     if rest:  # With 32 tokens a context takes many windows.
         config.data.doc_stride, config.data.max_query_length = 8, 8
         config.max_train_examples = config.max_eval_examples = 16

@@ -16,7 +16,7 @@ tfds:NAME, a TFDS set with the same columns, prepared as ArrayRecord. Afterwards
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.finetune import fields
 from bert_jax.runtime.config_fields import Field
 
 DATA_PATHS = {
@@ -27,7 +27,7 @@ DATA = {}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = text_classification.make_task_config("multiple_choice", DATA_PATHS | DATA)
+    config = fields.make_task_config("multiple_choice", DATA_PATHS | DATA)
     config.batch_size = 16
     config.learning_rate = 2e-5
-    return text_classification.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -19,7 +19,7 @@ scored.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.finetune import fields
 from bert_jax.runtime.config_fields import Field
 
 DATA_PATHS = {
@@ -57,9 +57,9 @@ DATA = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = text_classification.make_task_config("tagging", DATA_PATHS | DATA)
+    config = fields.make_task_config("tagging", DATA_PATHS | DATA)
     config.max_seq_length = 128
     config.batch_size = 32
     config.num_epochs = 4.0
     config.learning_rate = 5e-5
-    return text_classification.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

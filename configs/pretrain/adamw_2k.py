@@ -25,7 +25,7 @@ Expected result: not run at full size; held-out perplexity 3.68 in the paper, on
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -38,4 +38,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "adamw"
     config.learning_rate = 7e-4
     config.beta2 = 0.98
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

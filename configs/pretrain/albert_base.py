@@ -21,7 +21,7 @@ trained for 10 M steps on more text. Not run at full size.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -42,4 +42,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "lamb"
     config.learning_rate = 1.76e-3
     config.warmup_steps = 3_125
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -22,7 +22,7 @@ Expected result: a lower masked-LM loss on text of the domain; by how much depen
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base, fields
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -38,4 +38,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.learning_rate = 2e-5
     config.warmup_steps = 600
     config.eval_every = config.checkpoint_every = 1_000
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -12,7 +12,7 @@ Expected result: held-out MLM loss 5.20 nats, accuracy 25.3 %, next-sentence acc
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base, fields
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -41,4 +41,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.eval_every = 500
     config.eval_batch_size = 64
     config.checkpoint_every = 500
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

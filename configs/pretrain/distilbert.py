@@ -30,7 +30,7 @@ also be the teacher, with --vocab=DIR.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -56,4 +56,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.beta2 = 0.98
     config.weight_decay = 0.0
     config.clip_norm = 5.0
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

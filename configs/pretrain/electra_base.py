@@ -17,7 +17,7 @@ code). Not run at full size.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, electra_small, pod_base
+from bert_jax.configs.pretrain import electra_small, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -30,4 +30,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.long_phase.num_steps = 766_000
     config.long_phase.batch_size = 256
     config.learning_rate = 2e-4
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

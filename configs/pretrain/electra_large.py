@@ -16,7 +16,7 @@ The corpus is the same as for electra_base.py.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, electra_base, pod_base
+from bert_jax.configs.pretrain import electra_base, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -28,4 +28,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.long_phase.num_steps = 400_000
     config.long_phase.batch_size = 2048
     config.per_device_batch_size = 16
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

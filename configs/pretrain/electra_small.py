@@ -23,7 +23,7 @@ discriminator's, to fine-tune; its generator is written by tools/convert_checkpo
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, fields, pod_base
 from bert_jax.runtime.config_fields import make_config
 
 
@@ -37,7 +37,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.objective = "replaced_tokens"
     config.next_sentence = False
-    config.generator = make_config(bert_base.GENERATOR).generator
+    config.generator = make_config(fields.GENERATOR).generator
     config.masking.mask_fraction = 0.85
     config.masking.keep_fraction = 0.15
     config.masking.random_fraction = 0.0
@@ -48,4 +48,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.shard_weight_update = True
     config.learning_rate = 5e-4
     config.warmup_steps = 10_000
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -31,7 +31,7 @@ Expected result: SQuAD 1.1 F1 90.58 in the paper. Not run at full size.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, bert_large, pod_base
+from bert_jax.configs.pretrain import bert_large, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -48,4 +48,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.warmup_steps = 2_000
     config.long_phase.learning_rate = 4e-3
     config.long_phase.warmup_steps = 200
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

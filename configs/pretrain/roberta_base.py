@@ -22,7 +22,7 @@ Expected result: MNLI-m 87.6 in the paper, on 160 GB of text. Not run at full si
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -45,4 +45,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.beta2 = 0.98
     config.clip_norm = 1e9  # No clipping.
     config.decay_from = "warmup_end"
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -22,7 +22,7 @@ frequencies (an estimate).
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base, fields
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -47,4 +47,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.log_every = 100
     config.eval_every = config.checkpoint_every = 1_000
     config.eval_batch_size = 64
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -23,7 +23,7 @@ few steps of eight rows instead.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -41,4 +41,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "adamw"
     config.epsilon = 1e-8
     config.decay_from = "warmup_end"
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

@@ -27,7 +27,7 @@ layer losses nor augmented data.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, fields, pod_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -51,4 +51,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.shard_weight_update = True
     config.learning_rate = 5e-5
     config.warmup_steps = 31_000
-    return bert_base.apply_runlocal(config, arg)
+    return fields.apply_runlocal(config, arg)

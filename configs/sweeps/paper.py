@@ -20,42 +20,8 @@ import importlib.util
 
 from ml_collections import ConfigDict
 
-from bert_jax.runtime.config_fields import AT_LEAST_0, AT_LEAST_1, Field, make_config
-
-# The fields of every sweep.
-FIELDS = {
-    "base": Field({}, "The fine-tuning run; all of its fields are set as --config.base.FIELD."),
-    "base_config": Field("", "Its config file, for the command of the best trial in the report."),
-    "num_seeds": Field(
-        1, "Trials per configuration, with seeds starting at `base.seed`.", AT_LEAST_1
-    ),
-    "max_stacked_trials": Field(
-        0,
-        "Trials that differ only in seed, learning rate, weight decay, warm-up, epochs or dropout "
-        "train as one program, of at most this many, to limit memory; 0: no limit (on a CPU: "
-        "mesh.trial).",
-        AT_LEAST_0,
-    ),
-    "keep_trials": Field(
-        0, "Keeps only the weights of the best N trials; 0 keeps all.", AT_LEAST_0
-    ),
-}
-# Either these, or those of configs/sweeps/search.py.
-GRID = {
-    "grid": Field(
-        {},
-        "The values of each field; all combinations are run. A field of `base.model` is nested "
-        "here.",
-    ),
-    "trials": Field(
-        (),
-        'More configurations, each a dict such as {"learning_rate": 1e-4, '
-        '"model.dropout_rate": 0.2}.',
-    ),
-}
-
-# Fields that may differ when a sweep is resumed, beside those of its trials.
-MAY_CHANGE = ("base_config", "keep_trials")
+from bert_jax.configs.sweeps.fields import FIELDS, GRID
+from bert_jax.runtime.config_fields import make_config
 
 
 def get_config(arg: str = "text_classification") -> ConfigDict:

@@ -17,28 +17,12 @@ NAME is as in `paper.py:NAME`. For other fields or ranges, copy this file.
 from ml_collections import ConfigDict
 
 from bert_jax.configs.sweeps import paper
-from bert_jax.runtime.config_fields import AT_LEAST_1, Field, make_config
-
-SEARCH = {
-    "search": Field(
-        {},
-        'The distribution of each field: ("uniform", LOW, HIGH), ("log_uniform", LOW, HIGH), '
-        '("integer", LOW, HIGH) or ("choice", VALUE, ...). A field of `base.model` is nested here.',
-    ),
-    "num_trials": Field(32, "Number of configurations in total.", AT_LEAST_1),
-    "trials_per_round": Field(
-        16, "Configurations proposed at once, which train as stacks.", AT_LEAST_1
-    ),
-    "halving": Field(
-        (),
-        "Numbers of epochs, such as 1 and 3: all configurations of a round get the first; the best "
-        "third of them (3 / 1 = 3) then get the second. Empty: all get `base.num_epochs`.",
-    ),
-}
+from bert_jax.configs.sweeps.fields import FIELDS, SEARCH
+from bert_jax.runtime.config_fields import make_config
 
 
 def get_config(arg: str = "text_classification") -> ConfigDict:
-    config = make_config(paper.FIELDS | SEARCH)
+    config = make_config(FIELDS | SEARCH)
     config.program = "sweep"  # python -m bert_jax.sweep reads it.
     config.base = paper.finetuning(arg)
     config.base_config = paper.path_of(arg)

@@ -9,8 +9,9 @@ from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.finetune_fields import CONFIGS, check_numbers, check_required_fields
 from tests.helpers.commands import ROOT
 
+NO_CONFIGS = ("fields", "recipes")
 PATHS = ROOT.glob("configs/finetune/[!_]*.py")
-FILES = sorted(path.stem for path in PATHS if path.stem != "recipes")  # No configuration.
+FILES = sorted(path.stem for path in PATHS if path.stem not in NO_CONFIGS)
 
 
 def get_config(file: str) -> ConfigDict:

@@ -18,8 +18,9 @@ from bert_jax.runtime.config_fields import (
 from bert_jax.sweeps.settings import known_fields
 from tests.helpers.commands import ROOT
 
-CONFIGS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("configs/*/[!_]*.py"))
-CONFIGS.remove("configs/finetune/recipes.py")  # No configuration.
+FILES = ROOT.glob("configs/*/[!_]*.py")
+NO_CONFIGS = ("fields", "recipes")
+CONFIGS = sorted(str(path.relative_to(ROOT)) for path in FILES if path.stem not in NO_CONFIGS)
 
 FIELDS = {
     "corpus": Field("", "A directory."),
@@ -133,11 +134,11 @@ def test_help_with_a_config_lists_its_fields(arguments, capsys):
 def test_help_explains_the_fields_of_an_own_configuration(tmp_path, capsys):
     path = tmp_path / "own.py"
     path.write_text(
-        "from bert_jax.configs.finetune import text_classification\n"
+        "from bert_jax.configs.finetune import fields\n"
         "from bert_jax.runtime.config_fields import Field\n"
         'FIELDS = {"data.corpus": Field("", "A directory of my own.")}\n'
         "def get_config():\n"
-        '    return text_classification.make_task_config("my.task", FIELDS)\n'
+        '    return fields.make_task_config("my.task", FIELDS)\n'
     )
     assert ask_for_help(f"--config={path}", "--help") == 0
     output = capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import text_classification
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base, fields
 from bert_jax.finetuning import finetune_fields
 from bert_jax.runtime.config_fields import flatten
 from bert_jax.training.workdir import check_settings, claim_workdir, how_to_train_further
@@ -88,7 +88,7 @@ def test_command_to_train_further_can_be_pasted_whatever_the_paths(tmp_path):
 @pytest.mark.parametrize(
     ("config", "may_change"),
     [
-        (bert_base.get_config(), bert_base.MAY_CHANGE),
+        (bert_base.get_config(), fields.MAY_CHANGE),
         (text_classification.get_config(), finetune_fields.MAY_CHANGE),
     ],
     ids=["pre-training", "fine-tuning"],
