@@ -145,7 +145,7 @@ def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> No
 
 def _check_vocabulary(directory: pathlib.Path, tokenizer: Tokenizer) -> None:
     """Raises OSError unless each id of the tokenizer that was written is read as the same token."""
-    with warnings.catch_warnings(action="ignore"):  # Of the tokenizer, whoever reads it is warned.
+    with warnings.catch_warnings(action="ignore"):  # Reading the tokenizer has already warned.
         written = load_tokenizer(directory)
     tokens, others = (
         [each.id_to_token(index) for index in range(each.vocab_size)]

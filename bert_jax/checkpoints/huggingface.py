@@ -257,7 +257,7 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     model = parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
     limit = read_optional(encoder / TOKENIZER_CONFIG).get("model_max_length")
     if isinstance(limit, int) and 2 < limit < config.max_position_embeddings:
-        model.settings["trained_length"] = limit  # As the model's authors state it.
+        model.settings["trained_length"] = limit  # The length that the model's authors state.
     return model
 
 

@@ -103,7 +103,7 @@ def _eval_results(
 ) -> list[EvalResult]:
     """Returns an entry for each score, but none for the scores of single labels, such as f1/PER."""
     splits = {name: scores for name, scores in result.items() if isinstance(scores, dict)}
-    if not splits:  # Of pre-training: held-out rows of the corpus.
+    if not splits:  # Pre-training: held-out rows of the corpus.
         names = ("perplexity", "mlm_accuracy", "nsp_accuracy", "next_token_accuracy")
         if is_discriminator:  # The others are the generator's.
             names = ("replaced_accuracy", "replaced_recall", "replaced_precision")

@@ -66,7 +66,7 @@ class Checkpointer:
         self.directory = absolute(workdir) / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
         self._checksums = checksums
-        self.settings = settings  # Those that the next checkpoints store.
+        self.settings = settings  # Stored with the next checkpoints.
         # CheckpointManager would wait ten minutes for the other processes to report a failed write.
         self._checkpointer = ocp.AsyncCheckpointer(_Handler(tokenizer, checksums))
         self._exit_stack = contextlib.ExitStack()

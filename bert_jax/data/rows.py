@@ -104,7 +104,7 @@ class Rows:
     def _tokenizer_files(self) -> dict[str, str]:
         """Returns the SHA-256 of each file of the tokenizer, by name."""
         vocabulary = self.manifest["vocabulary"]
-        if "filename" in vocabulary:  # Of earlier versions, which had one file.
+        if "filename" in vocabulary:  # Earlier versions had one file.
             return {vocabulary["filename"]: vocabulary["sha256"]}
         return vocabulary["files"]
 
@@ -167,7 +167,7 @@ class Rows:
         return counts
 
     def _open_shards(self, shards: list[dict], block_rows: int) -> None:
-        self._blocks, sizes = [], []  # Of each block: path, reader, number in the shard.
+        self._blocks, sizes = [], []  # Blocks: path, reader, number in the shard.
         for entry in shards:
             path = self.directory / entry["file"]
             if not path.is_file():

@@ -1,1 +1,1 @@
-"""What fine-tuning is built from: its setup, its step, and trials that train as one stack."""
+"""The parts of fine-tuning: its setup, its step, and trials that train as one stack."""

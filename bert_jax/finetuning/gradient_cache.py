@@ -1,4 +1,4 @@
-"""Gradients of a loss that compares the examples of the whole batch, in microbatches.
+"""Computes gradients of a loss over all pairs of examples in a batch, in microbatches.
 
 GradCache (Gao et al., 2021, "Scaling deep contrastive learning batch size"): the microbatches go
 through the model twice: for their vectors, then, once the loss of these is known, for gradients.

@@ -149,7 +149,7 @@ def attention_maps(config, plan: ExecutionPlan, params: dict, rows: dict) -> jax
 
     `params` are the encoder's.
     """
-    inputs = _all_hidden_states(config, plan, params, rows)[:-1]  # Of each layer.
+    inputs = _all_hidden_states(config, plan, params, rows)[:-1]  # The output of each layer.
     sequence_ids = unpack_rows(rows)["sequence_ids"]
 
     def probabilities(layer, x):

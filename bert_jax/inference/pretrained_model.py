@@ -157,7 +157,7 @@ class PretrainedModel:
     settings: dict = dataclasses.field(default_factory=dict)
     source: str = ""
     dtype: str = "float32"
-    _has_warned: bool = dataclasses.field(default=False, init=False)  # of untrained positions
+    _has_warned: bool = dataclasses.field(default=False, init=False)  # About untrained positions.
 
     def __post_init__(self):
         check_head(self.head)
@@ -338,7 +338,7 @@ class PretrainedModel:
             results[index] = states.copy()
         return results[chosen]
 
-    features = hidden_states  # As the paper's section 5.3 calls them.
+    features = hidden_states  # The name in the paper, section 5.3.
 
     @overload
     def attention(self, texts: TextOrPair) -> Attention: ...

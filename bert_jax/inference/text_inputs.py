@@ -128,7 +128,7 @@ def describe_tokens(
         offsets = np.zeros((len(ids), 2), np.int32)
         parts, layout = [next(encoded) for _ in text], tokenizer.layout
         kept = [part_ids for part_ids, _ in parts]
-        if len(text) == 2:  # As the features were truncated.
+        if len(text) == 2:  # Truncated as the features were.
             num_tokens = len(ids) - layout.num_special_tokens(2)
             kept = truncate_longest_first(*kept, num_tokens)
         start = layout.num_around

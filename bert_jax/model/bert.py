@@ -36,7 +36,7 @@ class Embeddings(nn.Module):
     """The sum of three embeddings, then LayerNorm and dropout (figure 2)."""
 
     config: BertConfig
-    dtype: str = "float32"  # Of the result: each later layer computes in the dtype of its input.
+    dtype: str = "float32"  # The dtype of the output. Later layers compute in that of their input.
 
     def setup(self):
         config = self.config
@@ -60,7 +60,7 @@ class Embeddings(nn.Module):
         tokens: jax.Array,  # int32 [B, L]
         segment_ids: jax.Array,  # int32 [B, L]: 0 for the first segment of a pair, 1 for the second
         position_ids: jax.Array,  # int32 [B, L]: 0, 1, ... in each sequence
-        dropout: HiddenDropout | None = None,  # Of this step; None drops nothing.
+        dropout: HiddenDropout | None = None,  # None drops nothing.
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`."""
         x = self.token_embedding(tokens)

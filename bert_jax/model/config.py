@@ -119,7 +119,7 @@ class BertConfig:
             if (value := getattr(self, name)) not in allowed:
                 expected = ", ".join(allowed)
                 raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")
-        if not self.layer_norm_epsilon > 0:  # Nor is NaN.
+        if not self.layer_norm_epsilon > 0:  # Also rejects NaN.
             epsilon = self.layer_norm_epsilon
             raise ValueError(f"BertConfig.layer_norm_epsilon must be positive, got {epsilon}")
         if not self.initializer_range >= 0:

@@ -1,4 +1,4 @@
-"""What every model is made of: embeddings, dense layers, GELU, LayerNorm, and losses of logits.
+"""The layers of every model: embeddings, dense layers, GELU, LayerNorm, and losses of logits.
 
 Parameters are float32; dense layers compute in the dtype of their input. Where a parameter is
 sharded over `fsdp`, the layer gathers it. GELU, LayerNorm and cross-entropy have hand-written
@@ -20,7 +20,7 @@ from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 
-TANH_SCALE = math.sqrt(2 / math.pi)  # Of the tanh form of GELU.
+TANH_SCALE = math.sqrt(2 / math.pi)  # In the tanh approximation of GELU.
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
@@ -168,7 +168,7 @@ class Dense(nn.Module):
     initializer_range: float  # The standard deviation of the matrix at initialization.
     adds_bias: bool = True  # False: the bias is a parameter all the same, but has no effect.
 
-    fsdp_axis = 0  # Of the matrix; a constant of the class.
+    fsdp_axis = 0  # The axis of the matrix that `fsdp` shards.
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -297,7 +297,7 @@ def _add_bias(dtype, logits, bias):
 
 
 def _add_bias_backward(dtype, _, dlogits):
-    # Otherwise each product would compute the softmax again.
+    # Without the barrier, each product would compute the softmax again.
     dbias = sum_over_positions(dlogits)
     dlogits, dbias = lax.optimization_barrier((dlogits.astype(dtype), dbias))
     return dlogits.astype(jnp.float32), dbias

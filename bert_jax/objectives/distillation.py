@@ -234,7 +234,7 @@ class Distillation:
             )
         if getattr(config, "shares_layers", False):
             raise ValueError(f"model.shares_layers is True: set it to False, or --{field}=()")
-        has_segments = getattr(config, "type_vocab_size", 0)  # Those of the teacher may be dropped.
+        has_segments = getattr(config, "type_vocab_size", 0)  # A teacher's segments may be dropped.
         for name in (*FIELDS_OF_LAYERS, *["type_vocab_size"] * bool(has_segments)):
             ours, theirs = (getattr(each, name, None) for each in (config, self.teacher))
             if ours != theirs:

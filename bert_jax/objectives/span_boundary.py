@@ -28,7 +28,7 @@ POSITION_SIZE = 200
 NUM_PLACES = 64
 """Places in a span with an embedding of their own; all later ones share the last. A span of 10
 words rarely has half as many pieces."""
-EPSILON = 1e-12  # Of LayerNorm, as in BERT.
+EPSILON = 1e-12  # For LayerNorm, as in BERT.
 
 
 class SpanBoundaryHead(nn.Module):

@@ -19,7 +19,7 @@ class Chip:
     hbm_bytes: int
     usable_hbm_bytes: float  # What the compiler allows a program: more than hbm_bytes on v5p.
     link_bytes_per_second: float  # To the neighbors, over all links, in one direction.
-    dimensions: int  # Of the torus.
+    dimensions: int  # Dimensions of the torus.
     devices_per_chip: int = 1
     megacore: bool = False  # Whether the compiler joins the two cores of a chip into one device.
     max_clock_hz: float | None = None

@@ -91,7 +91,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         exit_code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
         signal.signal(number, functools.partial(_stop_outside_a_step, values.workdir, exit_code))
     try:
-        expected = values.config.get("program", program)  # Own configurations may lack it.
+        expected = values.config.get("program", program)  # Configurations of users may lack it.
         if program != expected:
             raise ValueError(
                 f"{values['config'].config_filename} is a configuration for bert_jax.{expected}: "
@@ -132,7 +132,7 @@ def _stop_outside_a_step(workdir: str, exit_code: int, *_) -> NoReturn:
     saved = []
     if not is_bucket(workdir):  # A bucket would take seconds to list.
         paths = [*pathlib.Path(workdir).glob("checkpoints/*")]
-        paths += pathlib.Path(workdir).glob("programs/*/checkpoints/*")  # Of a sweep.
+        paths += pathlib.Path(workdir).glob("programs/*/checkpoints/*")  # Those of a sweep.
         if steps := [int(path.name) for path in paths if path.name.isdecimal()]:
             saved.append(f"step {max(steps)} is saved")
         if finished := len([*pathlib.Path(workdir).glob("trials/*/result.json")]):

@@ -61,7 +61,7 @@ def make_configurations(
     for (where, _), base, values in zip(overrides, configs, resolved, strict=True):
         values = {name: values[name] for name in varying}
         label = ",".join(f"{name}={format_value(value)}" for name, value in values.items())
-        label = re.sub(r"[^\w.,=+-]+", "_", label)  # As the name of a file.
+        label = re.sub(r"[^\w.,=+-]+", "_", label)  # A valid file name.
         if label in sources or len(label) > 200:
             problem = f"{label} is too long for the name of a trial"
             if label in sources:
@@ -98,7 +98,7 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
             node = node[parent]
         expected = node.get_type(field)
         is_none = value is None and known[name] is not None
-        if expected is tuple and value is not None:  # As flags: balanced is ("balanced",).
+        if expected is tuple and value is not None:  # As flags do: balanced is ("balanced",).
             value = tuple(value) if isinstance(value, tuple | list) else (value,)
         try:
             if is_none or (isinstance(value, bool) and expected is not bool):

@@ -178,7 +178,7 @@ def draw_parallel(axis: Axes, ranked: Sequence[Summary]) -> None:
     """
     names = [*ranked[0].configuration.values]
     scored = [summary.median for summary in ranked if math.isfinite(summary.median)]
-    columns = []  # Of each axis: the heights of the configurations, in [0, 1].
+    columns = []  # Per axis, the heights of the configurations, in [0, 1].
     for position, name in enumerate([*names, ranked[0].metric]):
         if position < len(names):
             values = [summary.configuration.values[name] for summary in ranked]

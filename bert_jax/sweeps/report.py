@@ -295,7 +295,7 @@ def trials_table(summaries: Sequence[Summary]) -> str:
             }
             row |= {"seed": trial.config.seed, "status": status(result)}
             median = summary.median if math.isfinite(summary.median) else None
-            row["median_with_diverged_as_worst"] = median  # Of the configuration: it is ranked by.
+            row["median_with_diverged_as_worst"] = median  # Ranks the configuration.
             result = {key: value for key, value in (result or {}).items() if key not in row}
             row |= {name: result.get(name) for name in ("steps", "best_step")}
             splits = {key: value for key, value in result.items() if isinstance(value, dict)}

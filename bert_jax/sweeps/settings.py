@@ -67,7 +67,7 @@ def complete(config: ConfigDict) -> ConfigDict:
     for name, field in fields.items():
         if name not in completed:
             completed[name] = field.default
-        elif type(completed[name]) is list:  # Of JSON or an own configuration.
+        elif type(completed[name]) is list:  # From JSON or a user's configuration.
             completed[name] = tuple(completed[name])
     for name, (field_type, expected) in TYPES.items():
         if name in completed and not isinstance(completed[name], field_type):

@@ -28,7 +28,8 @@ from bert_jax.tasks.tables import find_unused_keys, iterate_lines, iterate_objec
 from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
 
 SCHEMES = ("iob1", "iob2", "bioes", "bilou", "io")
-_LAST_PREFIXES = {"bioes": "ES", "bilou": "LU"}  # Of the last word, and of a single one.
+# The prefixes of the last word of an entity, and of its only word.
+_LAST_PREFIXES = {"bioes": "ES", "bilou": "LU"}
 _DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
 _SHOWN = 5  # Lines named in a message.
 
@@ -231,7 +232,8 @@ def _iterate_json_lines(
     path: str | pathlib.Path, tags_key: str, names: Sequence[str], unused: dict[str, int]
 ) -> Iterator[Sentence]:
     keys, has_tags, has_words, num_sentences = set(), None, False, 0
-    unread: dict[str, tuple[int, str]] = {}  # Of keys besides those read: how many, and the first.
+    # Key that is not read -> its number of lines, and the location of the first.
+    unread: dict[str, tuple[int, str]] = {}
     may_be_tags: dict[str, bool] = {}
     for values, location in iterate_objects(path):
         key = tags_key or _find_tags_key(values, location)

@@ -541,7 +541,7 @@ class SearchPredictor:
         wanted = set(np.unique(found.indices).tolist())
         positives = {query.positive for query in examples if query.positive is not None}
         ids: dict[int, str] = {}
-        index_of: dict[str, int] = {}  # Of the positives.
+        index_of: dict[str, int] = {}  # Text of a positive -> its index.
         for index, (values, _) in enumerate(tables.iterate_objects(self._names)):
             if index in wanted:
                 ids[index] = values["id"]
@@ -561,7 +561,7 @@ class SearchPredictor:
                 self.notes["queries whose positive is not among the passages, not scored"] += 1
                 continue
             own = np.flatnonzero(indices == index_of[query.positive])
-            # Of equal scores, those of other passages come first.
+            # Among equal scores, other passages rank before the positive.
             rank = float(np.sum(scores >= scores[own[0]])) if len(own) else np.inf
             self._ranks[query.text].append(rank)
         return lines
@@ -598,7 +598,7 @@ class RerankPredictor:
         self.writers = {".jsonl": write_json_blocks}
         self.notes: dict[str, int] = collections.Counter()
         self._trained = trained
-        self._rankings: list[Ranking] = []  # Of the block whose features were built last.
+        self._rankings: list[Ranking] = []  # In the block whose features were built last.
         self._ranks: list[np.ndarray] = []
         self._ranks_of_all: list[np.ndarray] = []
 

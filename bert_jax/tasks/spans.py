@@ -23,9 +23,9 @@ NO_ANSWER = (0, 0)  # Target positions for a window without the answer: [CLS].
 class SpanConfig(NamedTuple):
     """How to read contexts and find answers; stored with a trained head. Lengths in tokens."""
 
-    max_seq_length: int = 384  # Of a window, including the question and special tokens.
+    max_seq_length: int = 384  # Window length, including the question and special tokens.
     doc_stride: int = 128  # Between the beginnings of consecutive windows.
-    max_query_length: int = 64  # Of a question; longer ones are truncated.
+    max_query_length: int = 64  # Longer questions are truncated.
     max_answer_length: int = 30
     null_answers: bool = False  # Whether a question may have no answer, as in SQuAD 2.0.
     null_threshold: float = 0.0  # How far the no-answer score must exceed the best answer's.

@@ -279,7 +279,7 @@ class AnswerPredictor:
         self.notes: dict[str, int] = collections.Counter()
         self._trained = trained
         self._config = spans.span_config(trained.settings, trained.max_position_embeddings)
-        self._passages: list[Passage] = []  # Of the block whose features were built last.
+        self._passages: list[Passage] = []  # In the block whose features were built last.
         self._gold: dict[str, list[str]] = {}  # By the number of the question.
         self._texts: dict[str, str] = {}
         self._odds: dict[str, float] = {}

@@ -433,7 +433,7 @@ class TagPredictor:
         self._labels = tuple(head["labels"])
         self._scheme = head.get("scheme") or scheme_of_labels(self._labels)
         self._document_context = bool(head.get("document_context"))
-        self._positions: list[np.ndarray] = []  # Of the block whose features were built last.
+        self._positions: list[np.ndarray] = []  # In the block whose features were built last.
         self._find = find_runs if are_plain(self._labels) else find_entities
         self._counts = [(Counter(), Counter(), Counter()) for _ in range(2)]  # Loose and strict.
         self._num_scored = self._num_words = self._num_correct = 0

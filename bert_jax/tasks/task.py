@@ -18,7 +18,7 @@ class Split:
     """Examples to predict and, where their labels are known, to score."""
 
     name: str  # "dev", "test", ...
-    features: Sequence[ModelInput]  # Of all examples, in the order of the file.
+    features: Sequence[ModelInput]  # All examples, in the order of the file.
     # Outputs for `features` -> the official metrics by name; None without labels.
     score: Callable[[Outputs], dict[str, float]] | None
     # Writes predictions with the examples' ids into an existing directory, with other files beside

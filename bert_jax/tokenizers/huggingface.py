@@ -305,7 +305,7 @@ def _read_older_vocabulary(
     if named == VOCABULARY_FILENAME or (not named and path.exists()):
         check_not_pointer(path)
         pieces = read_lines(path.read_bytes(), path)
-        ids = {piece: index for index, piece in enumerate(pieces)}  # Of equal lines, the last.
+        ids = {piece: index for index, piece in enumerate(pieces)}  # The last of equal lines wins.
         return path, bert_spec(ids, None, MAX_WORD_CHARACTERS_IN_TRANSFORMERS)
     path = directory / VOCABULARY_JSON_FILENAME
     if named in (path.name, MERGES_FILENAME) or (not named and path.exists()):
@@ -333,7 +333,7 @@ def _complete_spec(path: pathlib.Path, spec: dict) -> dict:
     """Returns a `tokenizer.json` with all fields; ValueError if its model is not supported."""
     model = spec.get("model") or {}
     spec["added_tokens"] = spec.get("added_tokens") or []
-    is_old = "type" not in model and "max_input_chars_per_word" in model  # As in 2020.
+    is_old = "type" not in model and "max_input_chars_per_word" in model  # Files of 2020.
     kind = "WordPiece" if is_old else model.get("type")
     if kind not in TOKENIZER_CLASSES:
         *names, last = map(repr, TOKENIZER_CLASSES)
@@ -375,7 +375,7 @@ def _check_options(
             "transformers gives the same ids without it (trust_remote_code=False), remove auto_map"
         )
     defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
-    defaults |= {"remove_space": True, "sp_model_kwargs": None}  # of ALBERT
+    defaults |= {"remove_space": True, "sp_model_kwargs": None}  # ALBERT's options.
     # Of other versions of transformers; one of them may be the file that is read there.
     defaults |= {"fast_tokenizer_files": [TOKENIZER_FILENAME]}
     for name, default in defaults.items():

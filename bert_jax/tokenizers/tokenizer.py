@@ -52,7 +52,7 @@ from bert_jax.tokenizers.wordpiece import (
 )
 
 SENTENCEPIECE_FILENAME = "spiece.model"
-SHA256_SUFFIX = ".sha256"  # of the file beside a vocabulary with its SHA-256
+SHA256_SUFFIX = ".sha256"  # Suffix of the file beside a vocabulary with its SHA-256.
 SPECIAL_TOKENS = tuple(SpecialTokens())
 BLANK_CHARACTER = re.compile(rf"[\s{BLANK}]")
 VARIANT = re.compile(rf"{LETTER_VARIANT}|{SYMBOL_VARIANT}")
@@ -188,7 +188,7 @@ class LibraryTokenizer(Tokenizer):
 
     @functools.cached_property
     def sha256(self) -> str:
-        # As earlier versions stored it: by this value their runs are resumed.
+        # Hashes the form that earlier versions stored, so that their runs can be resumed.
         return hashlib.sha256(earlier.file_content(self.stored)).hexdigest()
 
     def files(self) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Says at the start of a pre-training run how much it computes, and then how long it takes."""
+"""Logs the size of a pre-training run when it starts, and estimates the time that it will take."""
 
 import os
 
@@ -44,7 +44,7 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
     if jax.default_backend() != "cpu":
         return
-    num_cores = len(os.sched_getaffinity(0))  # That this process may use.
+    num_cores = len(os.sched_getaffinity(0))  # The cores that this process may use.
     days = flops_left(setup, first_step) / (CORE_FLOPS * num_cores) / 86400
     if days > MAX_CPU_DAYS:
         logging.warning(

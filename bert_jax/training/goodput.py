@@ -17,14 +17,14 @@ SHORT_RUN_SECONDS = 1800  # Starting and compiling take a few minutes at most.
 class StepTimer:
     """Measures throughput between reports, and the goodput of the run.
 
-    Goodput is productive seconds over wall seconds since the run's first start, the start of its
-    first process, which the workdir holds in `first_start.json`. Productive are the seconds in
-    training steps that the run keeps, including the wait for their batches; they are counted with
-    each report. Lost are: start and restore; compiling, and the first step after it; evaluating and
-    saving; the time between two processes of the run, such as the wait for a new slice; and the
-    steps after the last checkpoint, which a restart repeats. For the last, `writer` removes the
-    records after the checkpoint, and the count continues from the last one that is left, up to
-    `log_every` steps before it.
+    Goodput is productive seconds over wall seconds since the first process of the run started,
+    which `first_start.json` in the workdir stores. Productive seconds are those in training steps
+    that no restart repeats, including the wait for their batches; they are counted with each
+    report. Not productive are: startup and restoring; compiling, and the first step after it;
+    evaluating and saving; the time between two processes of the run, such as the wait for a new
+    slice; and the steps after the last checkpoint, which a restart repeats. For these, `writer`
+    removes the records after the checkpoint, and the count continues from the last record before
+    it, up to `log_every` steps earlier.
 
     `started` is the `time.monotonic()` at which this process began the run, and `writes` says
     whether it writes shared files.
@@ -49,7 +49,7 @@ class StepTimer:
         return time.monotonic() - self._began
 
     def start(self, step: int) -> None:
-        """Starts to count, after `step`: the next ones are training steps and nothing else."""
+        """Starts to count after `step`; only training steps follow until `stop`."""
         self._step, self._since = step, time.monotonic()
 
     def stop(self) -> None:

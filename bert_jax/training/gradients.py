@@ -1,4 +1,4 @@
-"""The gradients of a batch that goes through a model in microbatches."""
+"""Gradient accumulation over the microbatches of a batch."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a pre-training run starts from: fresh parameters, other weights, or a teacher's layers."""
+"""Builds the initial state of pre-training: fresh, from weights, or from a teacher's layers."""
 
 import itertools
 
@@ -26,7 +26,9 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     """Reads `config.init_from`, if given. Raises ValueError if the run cannot start from it."""
     source = read_model(config.init_from) if config.init_from else None
     settings = source.settings if source and "training" in source.report.unused else {}
-    optimizer = None if "head" in settings else settings.get("optimizer")  # Not fine-tuning's.
+    optimizer = (
+        None if "head" in settings else settings.get("optimizer")
+    )  # That of fine-tuning does not count.
     if config.init_optimizer and optimizer != config.optimizer:
         raise ValueError(
             f"config.init_optimizer needs a pre-training run with optimizer {config.optimizer}, "

@@ -1,4 +1,4 @@
-"""What the training loops do around a step: progress, dispatch, profile, checks and logs."""
+"""Helpers of the training loops around a step: progress, dispatch, profile, checks and logs."""
 
 import collections
 import contextlib

@@ -94,7 +94,9 @@ def scale_updates_by_layer(
         layers = np.arange(1, num_layers + 1).reshape((-1,) + (1,) * (param.ndim - 1))
         levels = {"encoder/embeddings": 0, "encoder/layers": layers}
         module = "/".join(entry.key for entry in path[:2])
-        level = np.asarray(levels.get(module, num_layers + 1))  # Of the pooler and the head.
+        level = np.asarray(
+            levels.get(module, num_layers + 1)
+        )  # The highest level is that of the pooler and the head.
         is_frozen = (num_frozen > 0) & (level <= num_frozen)
         return np.where(is_frozen, 0, decay ** (num_layers + 1.0 - level)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Reads the teacher of a pre-training run, and gives its parameters to the student and the step."""
+"""Reads the teacher of a pre-training run, and what the student and the step take from it."""
 
 import jax
 from absl import logging

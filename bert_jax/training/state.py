@@ -20,12 +20,12 @@ class TrainState:
     opt_state: optax.OptState
 
     def map_trials(self, function: Callable) -> "TrainState":
-        """Returns a state with `function` of parameters and optimizer state, and the same step."""
+        """Returns the state with `function` applied to parameters and optimizer state."""
         return TrainState(self.step, function(self.params), function(self.opt_state))
 
 
 TRIAL_AXES = TrainState(step=None, params=0, opt_state=0)
-"""The axes of a stack of trials, for `jax.vmap`: they have done the same number of updates."""
+"""The axes of a stack of trials, for `jax.vmap`. All trials are at the same step."""
 
 
 def init_state(
@@ -35,9 +35,9 @@ def init_state(
     batch: dict[str, jax.ShapeDtypeStruct],
     pretrained: Mapping | None = None,
 ) -> TrainState:
-    """Returns a fresh state at step 0, with any `pretrained` parameters; to be jitted.
+    """Returns a fresh state at step 0, with the `pretrained` parameters if given; to be jitted.
 
-    `batch` has the shapes and dtypes of any batch that the model takes.
+    `batch` has the shapes and dtypes of an example batch.
     """
     params = model.lazy_init(key, batch)["params"]
     if pretrained:

@@ -39,8 +39,8 @@ def _start_wandb(name: str, settings: dict, run_id: str | None) -> Tracker:
         resume="allow",
         reinit="create_new",  # The trials of a stack log side by side.
     )
-    # Not `log(..., step=)`: of a resumed run, W&B would drop the steps that it has, those after the
-    # last checkpoint, or number them anew.
+    # Not `log(..., step=)`: W&B already has the steps after the last checkpoint, and would drop or
+    # renumber them when a resumed run repeats them.
     run.define_metric("*", step_metric="step")
     return Tracker(run.id, lambda step, metrics: run.log({"step": step} | metrics), run.finish)
 
@@ -73,7 +73,7 @@ def _start_trackio(name: str, settings: dict, run_id: str | None) -> Tracker:
     import trackio
 
     run_id = run_id or f"{name}-{secrets.token_hex(4)}"  # Runs are resumed by name.
-    # In a context of its own: `init` would finish the run of another trial of the stack.
+    # Runs in its own context: `init` would otherwise finish the run of another trial of the stack.
     run = contextvars.Context().run(
         trackio.init,
         project=os.environ.get("TRACKIO_PROJECT", DEFAULT_PROJECT),
@@ -122,7 +122,7 @@ def _never_failing(name: str, tracker: Tracker) -> Tracker:
             return
         try:
             function(*arguments)
-        except Exception as error:  # Of its service, its network or its files: many types.
+        except Exception as error:  # From its service, the network or its files: many types.
             failed.append(error)
             rest = "No more metrics are sent to it; metrics.jsonl is complete"
             logging.error("%s failed: %s. %s", name, error, rest)

@@ -22,9 +22,9 @@ from bert_jax.runtime import distributed
 from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.errors import CheckpointError
 
-CLAIM = ".shared"  # Of process 0 of the last run: a random text.
+CLAIM = ".shared"  # A random text, written by process 0 of the last run.
 
-# Settings that are no fields of a configuration, and may differ.
+# Settings that may differ: not fields of a configuration.
 NO_FIELDS = (
     # Derived from others; checkpoints of earlier versions lack them.
     "languages",
@@ -164,7 +164,7 @@ def check_settings(workdir: pathlib.Path, settings: dict, may_change: Collection
 def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
     """Returns what to do instead of extending the run in `workdir`, which has flat `settings`."""
     reason = "A run cannot be extended, because its learning rates depend on num_steps"
-    if "init_optimizer" not in settings:  # Of fine-tuning.
+    if "init_optimizer" not in settings:  # A fine-tuning run.
         weights = shlex.quote(str(workdir))
         further = f"start another one, in another workdir, with config.init_from={weights}"
         return f"{reason}. To train it further, {further}. "

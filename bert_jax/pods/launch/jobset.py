@@ -41,7 +41,7 @@ class Topology:
     """Slices of one kind of chip, all of the same shape."""
 
     chip: str
-    shape: str  # Of a slice, in chips, such as 2x2x4.
+    shape: str  # Chips of a slice, such as 2x2x4.
     num_slices: int
 
     @property
