@@ -331,9 +331,9 @@ def test_input_of_another_form_is_an_error(task, tmp_path):
     [
         (
             {"passages": "nowhere.npy"},
-            "passages=nowhere.npy: expected NAME.npy with NAME.ids.jsonl",
+            "passages=nowhere.npy",
         ),
-        ({"passages": "passages.jsonl"}, "passages=passages.jsonl: expected NAME.npy"),
+        ({"passages": "passages.jsonl"}, "passages=passages.jsonl"),
         ({"label": "y"}, "--label is for other models: this one has a head for embedding"),
     ],
 )

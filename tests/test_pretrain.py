@@ -453,7 +453,7 @@ def test_descendants_are_trained_by_their_recipes_and_loaded(name, tmp_path):
     assert len(model.fill_mask(f"the {mask} of the river", top_k=3)) == 3
     config.model.activation = "relu"
     config.init_from = str(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"model\.activation is relu, but gelu.* in .*run: set"):
+    with pytest.raises(ValueError, match=r"model\.activation is relu, but gelu.* in .*run"):
         pretrain.train_and_evaluate(config, tmp_path / "other")
 
 

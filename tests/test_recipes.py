@@ -87,8 +87,8 @@ def test_recipes_are_valid_name_their_source_and_have_smoke_runs(recipe):
 @pytest.mark.parametrize(
     ("module", "argument", "message"),
     [
-        (glue, "cola,electra", r"unknown argument 'electra' .* expected a recipe \(roberta, "),
-        (squad, "v2,bert", r"unknown argument 'bert' .* expected a recipe \(roberta, "),
+        (glue, "cola,electra", r"unknown argument 'electra'"),
+        (squad, "v2,bert", r"unknown argument 'bert'"),
         (glue, "cola,albert,fast", "unknown argument 'fast' after the colon"),
     ],
 )

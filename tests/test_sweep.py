@@ -157,7 +157,7 @@ def test_paper_grid_over_any_finetuning_configuration(tmp_path):
     assert len(points) == 18 and [len(g) for g in programs.group_trials(points).values()] == [9, 9]
     assert paper.get_config("squad:v2").base.data.null_answers
     assert paper.get_config("squad").base.task == "squad"
-    with pytest.raises(ValueError, match=r"unknown argument 'gleu:mrpc' after the colon: expected"):
+    with pytest.raises(ValueError, match=r"unknown argument 'gleu:mrpc' after the colon"):
         paper.get_config("gleu:mrpc")
 
 
@@ -354,9 +354,7 @@ def test_report_ranks_the_configurations_and_names_diverged_ones(finished):
     best_trial = pathlib.Path(result["best_trial"])
     highest = max(scores[best])
     assert json.loads((best_trial / "result.json").read_text())["dev"]["accuracy"] == highest
-    with pytest.raises(
-        FileNotFoundError, match=r"runs of several trials: choose one of them, such as .*trials/"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"runs of several trials"):
         bert_jax.load(workdir)
 
     text = (workdir / "report.md").read_text()
@@ -544,9 +542,9 @@ def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_pat
 def test_directory_of_a_run_that_is_not_a_sweep_is_refused(given, tmp_path, run):
     (tmp_path / run).mkdir(exist_ok=True)
     (tmp_path / run / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"holds a run \(.*config\.json\), not a sweep: use"):
+    with pytest.raises(ValueError, match=r"holds a run \(.*config\.json\), not a sweep"):
         sweep.sweep(small_sweep(given, {"batch_size": (16,)}), tmp_path)
-    with pytest.raises(ValueError, match=r"config\.json is a file: expected a directory"):
+    with pytest.raises(ValueError, match=r"config\.json is a file"):
         sweep.sweep(small_sweep(given, {"batch_size": (16,)}), tmp_path / run / "config.json")
     assert not (tmp_path / "sweep.json").exists()
 
@@ -817,12 +815,12 @@ def test_sweep_without_training_data_is_an_error(given, tmp_path):
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)}, data__train="")
     with config.unlocked():
         config.base.init_from = str(weights)
-    with pytest.raises(ValueError, match=r"needs training data: set config\.data\.train"):
+    with pytest.raises(ValueError, match=r"needs training data"):
         sweep.sweep(config, tmp_path / "sweep", dry_run=True)
 
 
 def test_address_of_a_bucket_is_refused(given):
-    with pytest.raises(ValueError, match="workdir gs:/bucket/sweep: mount the bucket, and use"):
+    with pytest.raises(ValueError, match="workdir gs:/bucket/sweep"):
         sweep.sweep(small_sweep(given, {"batch_size": (16,)}), "gs://bucket/sweep")
 
 

@@ -166,7 +166,7 @@ def test_a_changed_bit_of_the_values_is_named_with_its_file(checkpoints, tmp_pat
     content = bytearray(largest.read_bytes())
     content[2000] ^= 0x40
     largest.write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{largest} is damaged: its CRC-32 is "):
+    with pytest.raises(CheckpointError, match=f"{largest} is damaged"):
         bert_jax.load(copied)
 
 

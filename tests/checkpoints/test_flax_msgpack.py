@@ -99,15 +99,15 @@ ARRAY = flax.serialization.to_bytes(np.ones(2, np.float32))
         (b"\x81" * 10_000, "is damaged: "),
         (
             msgpack.packb({"bert": {"a": "text"}}),
-            f"{NO_TREE}: bert/a is no array; save only the parameters",
+            f"{NO_TREE}: bert/a is no array",
         ),
         (
             msgpack.packb({"bert": {"a": [1.0]}}),
-            f"{NO_TREE}: bert/a is no array; save only the parameters",
+            f"{NO_TREE}: bert/a is no array",
         ),
         (
             msgpack.packb({"bert": {"a": None}}),
-            f"{NO_TREE}: bert/a is no array; save only the parameters",
+            f"{NO_TREE}: bert/a is no array",
         ),
         (msgpack.packb({3: {}}), "is damaged: its tree has the key 3, expected a name"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),

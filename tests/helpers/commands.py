@@ -35,7 +35,7 @@ for arguments in cases:
 """
 
 
-def run_each(program: str, cases: list[list[str]]) -> list[tuple[int, str]]:
+def run_each(program: str, cases: list[list[str]], cwd=ROOT) -> list[tuple[int, str]]:
     """Runs `python -m program` with each list of arguments; returns its exit code and stderr.
 
     The processes are forks of one that has imported what the program imports, to save time.
@@ -46,8 +46,8 @@ def run_each(program: str, cases: list[list[str]]) -> list[tuple[int, str]]:
         input=json.dumps([program, separator, cases]),
         capture_output=True,
         text=True,
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        cwd=cwd,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
     )
     texts = run.stderr.split(separator)
     assert len(texts) == 2 * len(cases) + 1, run.stderr

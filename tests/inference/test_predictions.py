@@ -44,15 +44,14 @@ def test_table_without_labels_is_only_predicted(tmp_path):
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
-        ("nowhere.csv", FileNotFoundError, r"no file nowhere\.csv: expected a \.csv"),
+        ("nowhere.csv", FileNotFoundError, r"no file nowhere\.csv"),
         ("", ValueError, "the path of the table is empty"),
         ([{"body": "the"}], ValueError, "example 0: no column 'text'; found body: set the correct "
          "name in text, text_pair, label or id$"),
         ([{"text": float("nan")}], ValueError, "example 0: .*expected text, numbers, or None"),
         ([{"text": b"the"}], ValueError, "example 0: .*expected text, numbers, or None"),
-        (["the river"], TypeError, r"example 0 is a str: expected a path or a list of dicts; of a "
-         r"DataFrame, its to_dict\('records'\)"),
-        ({"text": "the"}, TypeError, "example 0 is a str: expected a path or a list of dicts"),
+        (["the river"], TypeError, r"example 0 is a str"),
+        ({"text": "the"}, TypeError, "example 0 is a str"),
     ],
 )  # fmt: skip
 def test_wrong_table_is_an_error_with_the_reason(table, error, message, classifier):
@@ -62,7 +61,7 @@ def test_wrong_table_is_an_error_with_the_reason(table, error, message, classifi
 
 def test_model_without_such_a_head_predicts_no_tables(tmp_path):
     model = bert_jax.load(write_head(tmp_path, task="span", labels=["start", "end"]))
-    with pytest.raises(ValueError, match="a head for span, so it cannot predict tables: load one"):
+    with pytest.raises(ValueError, match="a head for span, so it cannot predict tables"):
         model.predict([{"text": "the"}])
 
 

@@ -85,7 +85,7 @@ def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
     assert (config.num_layers, config.num_heads, config.intermediate_size) == (12, 4, 1024)
     explicit = BertConfig.named("tiny", hidden_size=96, num_heads=3, intermediate_size=100)
     assert (explicit.num_heads, explicit.intermediate_size) == (3, 100)
-    with pytest.raises(ValueError, match=r"hidden_size is 100: expected a multiple of 64"):
+    with pytest.raises(ValueError, match=r"hidden_size is 100"):
         BertConfig.named("tiny", hidden_size=100)
 
 

@@ -19,7 +19,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.golden import make_families as golden
-from tests.helpers.models import small_model_config
+from tests.helpers.models import random_params, small_model_config
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
@@ -55,7 +55,6 @@ def test_gradient_of_shared_layers_is_the_sum_over_their_copies():
         embedding_size=8,
         shares_layers=True,
         num_layer_groups=2,
-        initializer_range=0.3,
     )
     copied = dataclasses.replace(shared, shares_layers=False, num_layer_groups=1)
     tokens = np.arange(20).reshape(2, 10) % 40
@@ -65,7 +64,7 @@ def test_gradient_of_shared_layers_is_the_sum_over_their_copies():
         "position_ids": np.arange(10) + 0 * tokens,
         "sequence_ids": 1 + 0 * tokens,
     }
-    params = Encoder(shared).init(jax.random.key(0), batch)["params"]
+    params = random_params(Encoder(shared), batch)
     copies = params | {
         "layers": jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), params["layers"])
     }
@@ -93,11 +92,11 @@ def test_gradient_of_shared_layers_is_the_sum_over_their_copies():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"shares_layers": True, "num_layer_groups": 5}, "num_layer_groups is 5: expected a div"),
+        ({"shares_layers": True, "num_layer_groups": 5}, "num_layer_groups is 5"),
         ({"num_layer_groups": 2}, "num_layer_groups is 2: .* 1 without shares_layers"),
-        ({"family": "gpt"}, "family is 'gpt': expected one of bert, roberta"),
-        ({"activation": "swish"}, "activation is 'swish': expected one of gelu, gelu_tanh"),
-        ({"pooler_activation": ""}, "pooler_activation is '': expected one of gelu"),
+        ({"family": "gpt"}, "family is 'gpt'"),
+        ({"activation": "swish"}, "activation is 'swish'"),
+        ({"pooler_activation": ""}, "pooler_activation is ''"),
     ],
 )
 def test_invalid_architecture_is_an_error(fields, message):

@@ -29,6 +29,7 @@ from bert_jax.sharding.rules import EMBEDDING_SPEC
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import model_config
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
+from tests.helpers.models import random_params
 from tests.helpers.runs import small_config
 
 
@@ -192,7 +193,7 @@ def test_its_attention_weighs_its_values(tmp_path):
     config = Config(100)
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
     batch = bert_jax.PretrainedModel(config, tokenizer, {}).batch("the river")
-    params = Encoder(config).init(jax.random.key(0), batch)["params"]
+    params = random_params(Encoder(config), batch)
     model = bert_jax.PretrainedModel(config, tokenizer, {"encoder": params})
     probabilities = model.attention("the river").probabilities[0]  # [heads, from, to]
     layer = jax.tree.map(lambda leaf: leaf[0], params["layers"])
@@ -226,9 +227,9 @@ def test_it_has_no_kernels_and_a_warning_says_so(caplog):
 
 
 def test_a_checkpoint_cannot_choose_code_to_run():
-    with pytest.raises(ValueError, match=r"needs the module 'this\.is_not_imported': import it"):
+    with pytest.raises(ValueError, match=r"needs the module 'this\.is_not_imported'"):
         import_part("bert_jax.model", "this.is_not_imported", "Config", only_imported=True)
-    with pytest.raises(ValueError, match=r"no file 'brt' with EncoderLayer: expected bert, or"):
+    with pytest.raises(ValueError, match=r"no file 'brt' with EncoderLayer"):
         import_part("bert_jax.model", "brt", "EncoderLayer")
 
 

@@ -130,7 +130,7 @@ def test_a_run_trains_it_and_all_that_loads_it_predicts_the_same(tmp_path, monke
 
     # The parameters of a class of transformers do not make a module compute the same.
     monkeypatch.setattr(sys.modules[__name__], "HEAD", dataclasses.replace(HEAD, module=Scaled))
-    with pytest.raises(ValueError, match=r"computes other outputs .* give its HEAD transformers="):
+    with pytest.raises(ValueError, match=r"computes other outputs"):
         save_huggingface(tmp_path / "other", saved.params, saved.settings, saved.tokenizer)
     assert not (tmp_path / "other").exists()
     copied = dataclasses.replace(HEAD, name="classification")
@@ -141,12 +141,12 @@ def test_a_run_trains_it_and_all_that_loads_it_predicts_the_same(tmp_path, monke
 
 def test_a_loss_of_its_own_is_not_replaced_by_that_of_standardized_labels():
     own = dataclasses.replace(heads.REGRESSION, name=__name__, loss=focal_loss)
-    with pytest.raises(ValueError, match=r"loss of its own.* set config\.data\.raw_targets=True"):
+    with pytest.raises(ValueError, match=r"loss of its own"):
         heads.with_target_std(own, 2.0)
 
 
 def test_a_head_that_is_not_found_is_an_error():
-    with pytest.raises(ValueError, match=r"no head for 'tags': expected classification, .* HEAD"):
+    with pytest.raises(ValueError, match=r"no head for 'tags'"):
         heads.find_head({"task": "tags", "labels": []})
-    with pytest.raises(ValueError, match=r"needs the module 'this\.is_not_imported': import it"):
+    with pytest.raises(ValueError, match=r"needs the module 'this\.is_not_imported'"):
         heads.find_head({"task": "this.is_not_imported", "labels": []})

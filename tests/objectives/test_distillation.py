@@ -357,9 +357,7 @@ def test_teacher_with_another_vocabulary_is_a_clear_error(given, tmp_path):
     write, configure = given
     other = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", ["other", "words"]))
     directory = write("other_words", tokenizer=other)
-    with pytest.raises(
-        ValueError, match=r"not built with the tokenizer of the teacher in .*: build"
-    ):
+    with pytest.raises(ValueError, match=r"not built with the tokenizer of the teacher in"):
         pretrain.train_and_evaluate(configure(directory), tmp_path / "run")
 
 

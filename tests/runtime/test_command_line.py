@@ -68,7 +68,7 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
     assert read_config("configs/finetune/squad.py").data.text == "Text"
     with pytest.raises(SystemExit, match=r"no config file configs/x\.py:tiny .*such as configs/"):
         read_config("configs/x.py:tiny")
-    with pytest.raises(SystemExit, match=r"papr.py \(in its directory: paper.py, search.py\): use"):
+    with pytest.raises(SystemExit, match=r"papr.py \(in its directory: paper.py, search.py\)"):
         read_config("configs/sweeps/papr.py")
 
 

@@ -217,7 +217,7 @@ def test_unexpected_number_of_processes_is_an_error(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)  # Finds one.
     preemption = jax.config.jax_enable_preemption_service
     try:
-        with pytest.raises(ValueError, match="found 1 processes, but --num_processes=4: run"):
+        with pytest.raises(ValueError, match="found 1 processes, but --num_processes=4"):
             distributed.initialize(num_processes=4)
     finally:
         jax.config.update("jax_enable_preemption_service", preemption)

@@ -45,7 +45,7 @@ def test_equal_numbers_are_one_label(texts, labels, indices):
 
 def test_white_space_around_a_number_is_ignored():
     assert classes(" 1", "1", "0 ") == (("0", "1"), [1, 1, 0])
-    with pytest.raises(ValueError, match=r"x\.csv, line 2: remove the white space around ' a'"):
+    with pytest.raises(ValueError, match=r"x\.csv, line 2: .* ' a'"):
         classes(" a", "1", "0 ")
 
 
@@ -65,7 +65,7 @@ def test_labels_of_a_head_match_a_file_with_other_spellings(labels, text):
 
 def test_given_labels_that_are_equal_numbers_are_texts():
     assert match_labels(["1.1", "1.10", "1.100"], ("1.1", "1.10"))["1.10"] == "1.10"
-    with pytest.raises(ValueError, match=r"label '1\.100', expected one of 1\.1, 1\.10"):
+    with pytest.raises(ValueError, match=r"label '1\.100'"):
         read_labels(records("1.100"), "label", ("1.1", "1.10"), required=True)
 
 

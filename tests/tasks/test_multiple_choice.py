@@ -125,8 +125,8 @@ def test_tfds_gives_the_same_features_as_the_files(splits, tokenizer, directory)
     ("name", "change", "message"),
     [
         ("train.csv", ("ending3", "ending4"), r"train\.csv, line 2: no column 'ending3'; found"),
-        ("train.csv", ("the,3", "the,4"), r"train\.csv, line 2: label '4', expected one of 0, 1"),
-        ("val.csv", ("stone,2", "stone,"), r"val\.csv, line 3: no 'label': every"),
+        ("train.csv", ("the,3", "the,4"), r"train\.csv, line 2: label '4'"),
+        ("val.csv", ("stone,2", "stone,"), r"val\.csv, line 3: no 'label'"),
     ],
 )
 def test_bad_input_raises_a_clear_error(name, change, message, tokenizer, directory):
@@ -170,5 +170,5 @@ def test_columns_that_are_not_used_are_named_and_a_fifth_ending_is_refused(token
     path = directory / "train.csv"
     header, *rows = path.read_text().splitlines()
     path.write_text("\n".join([header + ",ending4", *(row + ",more" for row in rows)]))
-    with pytest.raises(ValueError, match=r"train\.csv, line 2: ending4: expected the four endings"):
+    with pytest.raises(ValueError, match=r"train\.csv, line 2: ending4"):
         read(tokenizer, directory)

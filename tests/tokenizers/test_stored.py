@@ -103,7 +103,7 @@ def change_layout(directory, **changes):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change_token, r"tokenizer\.json is damaged, or was changed: its SHA-256 is not"),
+        (change_token, r"tokenizer\.json is damaged, or was changed"),
         (lambda c: (c / "layout.json").write_text("{"), r"layout\.json is not JSON"),
         (lambda c: change_layout(c, sequence={"x": 1}), r"layout\.json is damaged: TypeError"),
         (lambda c: change_layout(c, special_tokens={"pad": "[P]"}), r"json lacks \[P\]"),

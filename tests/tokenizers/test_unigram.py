@@ -147,7 +147,7 @@ def test_transformers_files_are_read_back_as_the_same_tokenizer(option, model, t
         ),
         (
             {"tokenizer_config": {"tokenizer_class": "XLNetTokenizer"}, "albert_config": {}},
-            "'XLNetTokenizer' is not supported, expected AlbertTokenizer or XLMR",
+            "'XLNetTokenizer' is not supported",
         ),
         ({"tokenizer_config": ALBERT | {"cls_token": "<cls>"}}, "lacks <cls>"),
     ],
@@ -163,7 +163,7 @@ def test_options_that_contradict_the_normalizer_are_refused(model, tmp_path):
     tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT))
     spec = json.loads(transformers_files(tokenizer.stored, 64)["tokenizer.json"])
     config = ALBERT | {"do_lower_case": False}
-    with pytest.raises(ValueError, match=r"say \{'do_lower_case': False\}: make them agree"):
+    with pytest.raises(ValueError, match=r"say \{'do_lower_case': False\}"):
         load_tokenizer(write(tmp_path / "n", tokenizer=spec, tokenizer_config=config))
 
 
@@ -254,9 +254,7 @@ def test_xlm_roberta_has_the_ids_of_transformers(files, changes, tmp_path):
 def test_xlm_roberta_with_what_its_class_would_drop_is_refused(tmp_path):
     changed = xlm_roberta_json(normalizer={"type": "Lowercase"})
     directory = write(tmp_path / "m", tokenizer=changed, tokenizer_config=XLM_ROBERTA)
-    with pytest.raises(
-        ValueError, match=r"\['Lowercase'\].*XLMRobertaTokenizer'\}: make them agree"
-    ):
+    with pytest.raises(ValueError, match=r"\['Lowercase'\].*XLMRobertaTokenizer'\}"):
         load_tokenizer(directory)
     directory = write(tmp_path / "n", config={"model_type": "xlm-roberta"})
     (directory / "sentencepiece.bpe.model").write_bytes(train())

@@ -59,7 +59,7 @@ def test_result_is_read_only_of_the_checkpoint_that_it_scores(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: (path.parent / "out").mkdir(), "out exists already: choose another DST"),
+        (lambda path: (path.parent / "out").mkdir(), "out exists already"),
         (lambda path: (path / "vocab.txt").write_text("a\n"), "lacks [PAD], [UNK]"),
         (lambda path: (path / "model.safetensors").unlink(), "holds config.json, but no weights"),
     ],

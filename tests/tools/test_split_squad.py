@@ -41,7 +41,7 @@ def test_unanswerable_questions_are_asked_of_paragraphs_without_their_answer():
 
 @pytest.mark.parametrize("count", [0, 10])
 def test_empty_part_raises_a_clear_error(count):
-    with pytest.raises(ValueError, match=f"--dev_articles={count}: expected 1 to 9 of"):
+    with pytest.raises(ValueError, match=f"--dev_articles={count}"):
         split(CONTENT, count, 0)
 
 

@@ -16,9 +16,10 @@ from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.tpu_kernels import attention_kernel
 from bert_jax.model.tpu_kernels.layer import interleave, kernel_attention
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from tests.helpers.models import random_params
 
 BATCH = 3
 
@@ -218,7 +219,7 @@ def test_model_has_the_same_loss_and_gradients_with_the_kernel():
         mlm, nsp = model.apply({"params": params}, batch, dropout)
         return jnp.mean(jax.nn.logsumexp(mlm[..., :50], -1)) + jnp.mean(jnp.square(nsp))
 
-    params = PretrainingModel(config).init(jax.random.key(0), example_batch())["params"]
+    params = random_params(PretrainingModel(config), batch, std=0.02)
     (plain, dplain), (kernel, dkernel) = (
         value_and_gradients(params, uses_kernels) for uses_kernels in (False, True)
     )

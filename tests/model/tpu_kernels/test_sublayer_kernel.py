@@ -22,6 +22,7 @@ from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
+from tests.helpers.models import random_params
 
 EPSILON = 1e-12
 
@@ -167,7 +168,7 @@ def make_encoder_arguments(length: int):
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 8, length, CONFIG.hidden_size)).astype(np.float32)
     batch = {"x": x, "dy": dy, "ids": np.ones((8, length), np.int32), "rows": np.arange(8)}
-    params = Encoder(CONFIG).init(jax.random.key(0), example_batch())["params"]
+    params = random_params(Encoder(CONFIG), example_batch(), std=0.02)
     return {"layers": params["layers"]}, batch
 
 

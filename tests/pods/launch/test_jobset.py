@@ -90,11 +90,9 @@ def test_topology_that_does_not_exist_is_an_error(text):
 
 
 def test_missing_topology_and_unknown_chip_are_errors():
-    with pytest.raises(LaunchError, match="--topology is missing: expected CHIP:SHAPE"):
+    with pytest.raises(LaunchError, match="--topology is missing"):
         parse_topology("")
-    with pytest.raises(
-        LaunchError, match=r"there is no chip 'v9'; expected .* one of v4, v5e, v5p"
-    ):
+    with pytest.raises(LaunchError, match=r"there is no chip 'v9'"):
         parse_topology("v9:4x4x4")
 
 
