@@ -38,10 +38,10 @@ class AllTokensModel(ReplacedTokenModel):
 class AllTokensMlm(ReplacedTokens):
     """Predicts masked tokens with a generator, then all tokens of the row with its samples."""
 
-    def make_model(self, config, plan) -> AllTokensModel:
-        """Builds the model. Raises ValueError for a generator that does not match `config`."""
-        self.generator.config(config)
-        return AllTokensModel(config, plan, self.generator)
+    def make_model(self, model_config, plan) -> AllTokensModel:
+        """Builds the model. Raises ValueError if the generator does not match `model_config`."""
+        self.generator.config(model_config)
+        return AllTokensModel(model_config, plan, self.generator)
 
     def model_sums(self, model, params, batch, is_replaced, dropout) -> Sums:
         """Returns the sums over all tokens, as "replaced"; correct if the probability is > 1/2."""
@@ -54,11 +54,11 @@ class AllTokensMlm(ReplacedTokens):
             "replaced_accuracy": (jnp.sum((losses < jnp.log(2.0)) * weights), count),
         }
 
-    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+    def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row: ELECTRA's plus all token logits."""
-        width = config.embedding_size or config.hidden_size
-        lm_head = 2.0 * length * width * (config.hidden_size + config.padded_vocab_size)
-        return super().flops_per_row(config, length, max_sequences) + 3 * lm_head
+        width = model_config.embedding_size or model_config.hidden_size
+        lm_head = 2.0 * length * width * (model_config.hidden_size + model_config.padded_vocab_size)
+        return super().flops_per_row(model_config, length, max_sequences) + 3 * lm_head
 
 
 def copying_loss(

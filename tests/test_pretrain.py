@@ -42,7 +42,7 @@ from bert_jax.sweeps.settings import known_fields
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import (
     check_numbers,
-    model_config,
+    make_model_config,
     open_phases,
     setup_pretraining,
 )
@@ -672,7 +672,7 @@ def test_every_config_resolves_and_its_docstring_is_complete(name, argument):
     module = importlib.import_module(f"configs.pretrain.{name}")
     config = module.get_config(argument)
     weights = None if config.model.size else BertConfig()
-    model_config(config, vocab_size=30522, source=weights)
+    make_model_config(config, vocab_size=30522, source=weights)
     check_numbers(config)
     assert not argument or config.log_every == 1  # Ten steps give a curve, not two points.
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):

@@ -41,7 +41,7 @@ ACTIVATIONS = {
 
 
 def config_from_huggingface(values: Mapping) -> BertConfig:
-    """Reads the architecture from a `config.json`. Raises ValueError if it is not supported."""
+    """Reads the model config from a `config.json`. Raises ValueError if it is not supported."""
     name = values.get("model_type", "bert")
     if name not in FORMATS:
         expected = f"expected one of {', '.join(FORMATS)}"

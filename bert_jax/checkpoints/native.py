@@ -258,8 +258,8 @@ def write_checkpoint(
 ) -> None:
     """Writes a checkpoint without training state; waits until it is complete.
 
-    `settings` holds the name and fields of the architecture under "architecture", the modules of
-    `params` under "modules" ("encoder/pooler", "mlm", ...), and a task's head under "head".
+    `settings` holds the model config and the name of its architecture under "architecture", the
+    modules of `params` under "modules" ("encoder/pooler", "mlm", ...), and a task's head as "head".
     Raises CheckpointError, also if `directory` exists; on a bucket, it is replaced.
     """
     settings = settings | {"has_training_state": False}

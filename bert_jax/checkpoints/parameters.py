@@ -154,7 +154,7 @@ def modules_of(params: Mapping) -> list[str]:
 
 
 def model_settings(config, params: Mapping) -> dict:
-    """Returns what a checkpoint stores of an architecture's configuration and parameters."""
+    """Returns what a checkpoint stores of a model config and parameters."""
     return {"architecture": config_to_settings(config), "modules": modules_of(params)}
 
 
@@ -180,7 +180,7 @@ def row_length(split: Mapping) -> int:
 def parameter_shapes(config, head: Mapping | None = None) -> dict:
     """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of other heads.
 
-    `config` is the configuration of an architecture. The heads are a task's, if given, and in the
+    `config` is the model config. The heads are a task's, if given, and in the
     family of ELECTRA the discriminator's.
     """
     return dict(_traced_shapes(config, json.dumps(head)))

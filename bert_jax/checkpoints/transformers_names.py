@@ -438,7 +438,7 @@ UNSUPPORTED = {
 def check_positions(config, pad_id: int) -> None:
     """Raises ValueError if transformers would count the positions of tokens from another row.
 
-    `config` is an architecture, or `config.model` of a run. transformers has no `position_offset`:
+    `config` is a model config, or `config.model` of a run. transformers has no `position_offset`:
     RoBERTa's positions begin after the id of padding.
     """
     offset = getattr(config, "position_offset", 0)

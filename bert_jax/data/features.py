@@ -71,12 +71,9 @@ def make_sequence(
     return np.array(ids, np.int32), start if has_second else len(ids)
 
 
-def check_segments(config, features: Iterable[ModelInput]) -> None:
-    """Raises ValueError for a text pair if the model has no segment for the second text.
-
-    `config` is the configuration of an architecture.
-    """
-    if getattr(config, "type_vocab_size", 0) != 1:  # With 0 there are no segments to add.
+def check_segments(model_config, features: Iterable[ModelInput]) -> None:
+    """Raises ValueError for a text pair if the model has no segment for the second text."""
+    if getattr(model_config, "type_vocab_size", 0) != 1:  # With 0 there are no segments to add.
         return
     for feature in features:
         for sequence, second in zip(feature.sequences, feature.second_starts, strict=True):

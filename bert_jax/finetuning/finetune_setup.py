@@ -13,9 +13,9 @@ from bert_jax.checkpoints.parameters import LoadedModel, modules_of, trained_len
 from bert_jax.data.features import steps_per_epoch
 from bert_jax.finetuning.hyperparameters import (
     RATES,
-    architecture_of_trial,
     finetune_optimizer,
     make_hyperparameters,
+    model_config_of_trial,
 )
 from bert_jax.finetuning.soft_targets import with_soft_targets
 from bert_jax.finetuning.stack_steps import StackSteps, build_stack_steps
@@ -73,7 +73,7 @@ class FinetuneSetup:
     def settings(self, trial: ConfigDict) -> dict:
         """Returns what a checkpoint stores of a trial; a run resumes only if they are equal."""
         return trial.to_dict() | {
-            "architecture": config_to_settings(architecture_of_trial(trial, self.model.config)),
+            "architecture": config_to_settings(model_config_of_trial(trial, self.model.config)),
             "head": self.data.head_settings,
             "modules": modules_of(self.steps.shapes.params),
             "num_steps": self.num_steps(trial),
@@ -89,7 +89,7 @@ class FinetuneSetup:
                 f"config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
                 f"{self.steps_per_epoch}): set a larger num_epochs"
             )
-        architecture_of_trial(trial, self.model.config)  # Checks its rates of dropout.
+        model_config_of_trial(trial, self.model.config)  # Checks its rates of dropout.
 
 
 def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) -> FinetuneSetup:
@@ -97,12 +97,12 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
 
     Raises ValueError if the configuration is invalid.
     """
-    architecture = config_from_settings(source.settings)
+    model_config = config_from_settings(source.settings)
     if (rate := config.model.get("classifier_dropout_rate")) is not None:
-        architecture = dataclasses.replace(architecture, classifier_dropout_rate=rate)
+        model_config = dataclasses.replace(model_config, classifier_dropout_rate=rate)
     mesh = make_mesh(**config.mesh)
     plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
-    model = make_model(architecture, data.head_settings, plan)
+    model = make_model(model_config, data.head_settings, plan)
 
     task, shape = data.task, data.shape
     rows_per_prediction = default_rows_per_microbatch(
@@ -123,7 +123,7 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         head=task.head,
         train_head=train_head,
         optimizer=functools.partial(
-            finetune_optimizer, config, architecture.num_layers, task.head.trains_encoder
+            finetune_optimizer, config, model_config.num_layers, task.head.trains_encoder
         ),
         row=shape.build([], 1),
         pretrained=data.pretrained,
@@ -175,20 +175,20 @@ def check_against_weights(config: ConfigDict, settings: Mapping) -> None:
 
     To be called before the examples are read, which may take long.
     """
-    architecture = config_from_settings(settings)
+    model_config = config_from_settings(settings)
     check_bounds(
         config,
-        Bounds(0, architecture.num_layers),
+        Bounds(0, model_config.num_layers),
         "freeze_layers",
         limited_by="the number of layers of init_from",
     )
     check_bounds(
         config,
-        Bounds(8, architecture.max_position_embeddings),
+        Bounds(8, model_config.max_position_embeddings),
         "max_seq_length",
         limited_by="max_position_embeddings of init_from",
     )
-    if num_stacked_layers(architecture) < architecture.num_layers:
+    if num_stacked_layers(model_config) < model_config.num_layers:
         for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):
             if config[name] != expected:
                 raise ValueError(

@@ -17,24 +17,24 @@ RATES = ("dropout_rate", "attention_dropout_rate")
 """Fields of `config.model` in which trials may differ; None means the rate of the weights."""
 
 
-def architecture_of_trial(trial: ConfigDict, architecture):
-    """Returns `architecture`, that of the weights, with the dropout rates that the trial sets."""
+def model_config_of_trial(trial: ConfigDict, model_config):
+    """Returns `model_config`, that of the weights, with the dropout rates that the trial sets."""
     rates = {name: trial.model[name] for name in RATES if trial.model[name] is not None}
-    return dataclasses.replace(architecture, **rates)
+    return dataclasses.replace(model_config, **rates)
 
 
-def make_hyperparameters(trial: ConfigDict, architecture, num_steps: int) -> Hyperparameters:
-    """Returns the numbers of a trial of `num_steps`; `architecture` is that of the weights."""
-    architecture = architecture_of_trial(trial, architecture)
-    attention_dropout_rate = architecture.attention_dropout_rate
+def make_hyperparameters(trial: ConfigDict, model_config, num_steps: int) -> Hyperparameters:
+    """Returns the numbers of a trial of `num_steps`; `model_config` is that of the weights."""
+    model_config = model_config_of_trial(trial, model_config)
+    attention_dropout_rate = model_config.attention_dropout_rate
     if attention_dropout_rate is None:
-        attention_dropout_rate = architecture.dropout_rate
+        attention_dropout_rate = model_config.dropout_rate
     return Hyperparameters(
         learning_rate=np.float32(trial.learning_rate),
         weight_decay=np.float32(trial.weight_decay),
         warmup_steps=np.float32(round(trial.warmup_fraction * num_steps)),
         num_steps=np.float32(max(num_steps, 1)),
-        dropout_rate=np.float32(architecture.dropout_rate),
+        dropout_rate=np.float32(model_config.dropout_rate),
         attention_dropout_rate=np.float32(attention_dropout_rate),
     )
 

@@ -86,10 +86,10 @@ def read_task_data(
         head = with_target_std(task.head, head_settings["target_std"])
         task = dataclasses.replace(task, head=head)
 
-    architecture = config_from_settings(source.settings)
-    check_segments(architecture, task.train)
+    model_config = config_from_settings(source.settings)
+    check_segments(model_config, task.train)
     for split in task.splits:
-        check_segments(architecture, split.features)
+        check_segments(model_config, split.features)
     sequences_per_feature = len(task.train[0].sequences)
     shape = RowShape(  # Large enough for any feature.
         length=config.max_seq_length * sequences_per_feature,

@@ -141,7 +141,7 @@ class PretrainedModel:
     an invalid value, or a model without the head that a method needs, ValueError.
 
     Attributes:
-      config: the architecture.
+      config: the model config.
       tokenizer: the tokenizer of its vocabulary.
       params: the parameter tree: "encoder", and "mlm", "nsp", "discriminator" (with, in an ELECTRA
         run, its "generator") and "head" where the model has them.
@@ -151,7 +151,7 @@ class PretrainedModel:
       dtype: "float32" or "bfloat16", of hidden states and products.
     """
 
-    config: BertConfig  # Or the configuration of another architecture.
+    config: BertConfig  # Or the model config of another architecture.
     tokenizer: Tokenizer
     params: dict
     settings: dict = dataclasses.field(default_factory=dict)

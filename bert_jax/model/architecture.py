@@ -1,4 +1,4 @@
-"""Finds the file that defines a model, by the `architecture` that its configuration names.
+"""Finds the file that defines a model, by the `architecture` that its model config names.
 
 That file offers:
 
@@ -26,17 +26,17 @@ from bert_jax.runtime.named_modules import import_part
 
 
 def architecture_of(config) -> ModuleType:
-    """Returns the module that defines the model of `config`."""
+    """Returns the module that defines the model of a model config."""
     return import_part("bert_jax.model", config.architecture, "EncoderLayer")
 
 
 def config_from_settings(settings: dict):
-    """Returns the architecture's configuration from the settings of a checkpoint."""
+    """Returns the model config from the settings of a checkpoint."""
     fields = dict(settings["architecture"])
     module = import_part("bert_jax.model", fields.pop("name"), "EncoderLayer", only_imported=True)
     return module.Config(**fields)
 
 
 def config_to_settings(config) -> dict:
-    """Returns what a checkpoint stores of the architecture: its name and fields."""
+    """Returns what a checkpoint stores of a model config: the architecture's name, and fields."""
     return {"name": config.architecture} | vars(config)

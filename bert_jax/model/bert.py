@@ -9,7 +9,7 @@ number of rows of a batch, L the length of a row, H the hidden size, K the numbe
 predict in a row, V the size of the vocabulary with its padding. A row holds up to S sequences, each
 `[CLS] A [SEP] B [SEP]`, that attend only within themselves.
 
-Its descendants are configurations of the same modules, as docs/families.md lists them. For BERT,
+Its descendants are model configs of the same modules, as docs/families.md lists them. For BERT,
 the activation is GELU, the pooler's is tanh, and dropout has a rate of 0.1.
 """
 

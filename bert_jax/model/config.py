@@ -1,4 +1,4 @@
-"""The architecture of BERT and of its descendants, and the published sizes by name."""
+"""The model config of BERT and of its descendants, and the published sizes by name."""
 
 import dataclasses
 from typing import ClassVar
@@ -29,7 +29,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """The architecture of a model; hashable, so it can be static under jit.
+    """The sizes and options of a model; hashable, so it can be static under jit.
 
     The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for sizes below 1,
     heads that do not divide the hidden size, an epsilon that is not positive, groups that do not

@@ -28,7 +28,7 @@ class Encoder(nn.Module):
     layers are stacked under "layers", with a leading axis of layers, however they run.
 
     Attributes:
-      config: of the architecture.
+      config: the model config.
       plan: how it runs. By default as the architecture defines the layers, unrolled, in float32;
         `plan_execution` returns the plan of a device.
     """
@@ -134,7 +134,7 @@ class EncoderModel(nn.Module):
 
 
 def encoders_of(model: nn.Module) -> dict[str, object]:
-    """Returns the architecture of each encoder of a model, by its path in the parameters."""
+    """Returns the model config of each encoder of a model, by its path in the parameters."""
     # Few models have more than one: those say which.
     return getattr(model, "encoders", {"encoder": model.config})
 

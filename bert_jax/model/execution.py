@@ -58,7 +58,7 @@ class ExecutionPlan:
     """How the encoders of a model run, on devices that are known: `plan_execution` decides.
 
     It is decided once, in the setup of a run or where a model is loaded, and handed to the model
-    and to the step, which both follow it: all else is a function of it, and of the architecture and
+    and to the step, which both follow it: all else is a function of it, and of the model config and
     the length of rows. Models without a plan follow the defaults below, on any device: layers as
     they are defined, unrolled, in float32. Hashable, so it can be static under jit.
     """
@@ -173,7 +173,7 @@ class StepParameters:
     ):
         """Lays them out for rows of `length`; `shardings` has one for each parameter.
 
-        `encoders` has the configuration of each encoder by its path, such as "encoder".
+        `encoders` has the model config of each encoder by its path, such as "encoder".
         """
         self._dtype = plan.dtype
         self._original_shardings = self.shardings = shardings

@@ -100,7 +100,7 @@ class Head:
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       soft_loss: (outputs, a teacher's outputs, rows, temperature) -> float32 loss like `loss`; None
         if it cannot learn from a teacher.
-      module: (config, number of labels, plan=..., options) -> its Flax module, which has a
+      module: (model config, number of labels, plan=..., options) -> its Flax module, which has a
         `config` and maps a batch to outputs. Its parameters are "encoder" and below "head".
       lstm_module: the module with a BiLSTM between encoder and dense layer; None: there is none.
       options: names of the module's fields that are stored in the settings.
@@ -155,7 +155,7 @@ def find_head(settings: Mapping) -> Head:
 def make_model(config, head_settings: Mapping, plan: ExecutionPlan = ExecutionPlan()) -> nn.Module:
     """Builds the model with the head that settings describe: its name ("task"), labels, options.
 
-    `config` is the configuration of an architecture.
+    `config` is the model config.
     """
     head = find_head(head_settings)
     options = {name: head_settings[name] for name in head.options if name in head_settings}

@@ -38,18 +38,19 @@ class Objective(Protocol):
     def max_predictions(config, given: int | None, length: int) -> int:
         """Returns the maximum number of targets in a row of `length` tokens.
 
-        `given` is the number in the configuration, if any. Raises ValueError if it is invalid.
+        `given` is the number in the run's `config`, if any. Raises ValueError if it is invalid.
         """
 
     @classmethod
     def from_config(cls, config, tokenizer, max_predictions: int) -> "Objective":
         """Builds the objective of a phase of a run's `config`. Raises ValueError."""
 
-    def make_model(self, config, plan) -> nn.Module:
-        """Builds the model for an architecture's `config`.
+    def make_model(self, model_config, plan) -> nn.Module:
+        """Builds the model that is trained.
 
-        It has this `config`, and the `plan` by which its layers run. Its encoder's parameters are
-        at "encoder"; if there are others, `encoders` has the configuration of each by its path.
+        Its attribute `config` is the model config, and `plan` the plan by which its layers run. Its
+        encoder's parameters are at "encoder"; if there are others, its attribute `encoders` has the
+        model config of each by its path.
         """
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
@@ -64,7 +65,7 @@ class Objective(Protocol):
     def total_loss(self, losses: Mapping[str, jax.Array | float]) -> jax.Array | float:
         """Returns the loss to minimize, from the mean of each loss of `counts`."""
 
-    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+    def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row."""
 
 

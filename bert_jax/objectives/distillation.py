@@ -53,7 +53,7 @@ class DistillationModel(nn.Module):
     """A student or a teacher: an encoder, and what the losses need of it.
 
     Attributes:
-      config: of the architecture.
+      config: the model config.
       losses: names of the losses.
       layers: the layers to compare, counted from 1.
       projected_size: width to which hidden states and embeddings are mapped; None: they are not.
@@ -124,7 +124,7 @@ class Distillation:
       layers: the teacher's layer for each layer of the student, counted from 1; if empty, in equal
         steps up to the last.
       init_layers: the teacher's layers from which the student's layers start; if empty, none.
-      teacher: the teacher's architecture.
+      teacher: the teacher's model config.
     """
 
     masked_lm: MaskedLm
@@ -188,55 +188,56 @@ class Distillation:
         names = {name for name, weight in self.weights.items() if weight}
         return frozenset(names | ({"mlm"} if "soft" in names else set()))
 
-    def make_model(self, config, plan: ExecutionPlan) -> DistillationModel:
+    def make_model(self, model_config, plan: ExecutionPlan) -> DistillationModel:
         """Builds the student. Raises ValueError if it does not fit the teacher."""
         if self.teacher is None:
             raise ValueError(
                 "objective is distillation, and there is no teacher: set "
                 "config.distillation.teacher=DIR, a model with the vocabulary of the corpus"
             )
-        self._check_student(config)
+        self._check_student(model_config)
         if self.losses & OF_LAYERS and plan.uses_kernels:
             # The fast path keeps no hidden states of single layers.
             reason = "the losses compare the hidden states of each"
             logging.warning("Layers run without the fast path for TPUs: %s", reason)
             plan = dataclasses.replace(plan, uses_kernels=False)
         maps_width = bool(self.losses & {"hidden", "embeddings"})
-        layers = tuple(range(1, config.num_layers + 1))
+        layers = tuple(range(1, model_config.num_layers + 1))
         size = self.teacher.hidden_size if maps_width else None
-        return DistillationModel(config, self.losses, layers, size, plan)
+        return DistillationModel(model_config, self.losses, layers, size, plan)
 
-    def _check_student(self, config) -> None:
+    def _check_student(self, model_config) -> None:
         teacher, prefix = self.teacher, "config.distillation"
         if self.losses & OF_LAYERS:
-            teacher_layers(self.layers, config.num_layers, teacher.num_layers)
+            teacher_layers(self.layers, model_config.num_layers, teacher.num_layers)
         for name, needed in (
             ("hidden_size", "cosine"),
             ("num_heads", "attention"),
             # It differs if `init_from` has another padding than the teacher.
             ("vocab_size", "soft"),
         ):
-            ours, theirs = getattr(config, name), getattr(teacher, name)
+            ours, theirs = getattr(model_config, name), getattr(teacher, name)
             if self.weights[needed] and ours != theirs:
                 raise ValueError(
                     f"model.{name} is {ours}, and the teacher's is {theirs}: the loss {needed!r} "
                     f"needs the same, or set --{prefix}.weights.{needed}=0"
                 )
         if self.init_layers:
-            self._check_initial_layers(config)
+            self._check_initial_layers(model_config)
 
-    def _check_initial_layers(self, config) -> None:
+    def _check_initial_layers(self, model_config) -> None:
         chosen, field = self.init_layers, "config.distillation.init_layers"
-        if not _are_layers(chosen, config.num_layers, self.teacher.num_layers):
+        if not _are_layers(chosen, model_config.num_layers, self.teacher.num_layers):
             raise ValueError(
                 f"--{field}={','.join(map(str, chosen))}: expected a layer of the teacher, 1 to "
-                f"{self.teacher.num_layers}, for each of the student's {config.num_layers}"
+                f"{self.teacher.num_layers}, for each of the student's {model_config.num_layers}"
             )
-        if getattr(config, "shares_layers", False):
+        if getattr(model_config, "shares_layers", False):
             raise ValueError(f"model.shares_layers is True: set it to False, or --{field}=()")
-        has_segments = getattr(config, "type_vocab_size", 0)  # A teacher's segments may be dropped.
+        # A teacher's segments may be dropped.
+        has_segments = getattr(model_config, "type_vocab_size", 0)
         for name in (*FIELDS_OF_LAYERS, *["type_vocab_size"] * bool(has_segments)):
-            ours, theirs = (getattr(each, name, None) for each in (config, self.teacher))
+            ours, theirs = (getattr(each, name, None) for each in (model_config, self.teacher))
             if ours != theirs:
                 raise ValueError(
                     f"model.{name} is {ours}, and the teacher's is {theirs}: with {field} they "
@@ -324,21 +325,21 @@ class Distillation:
         model = DistillationModel(self.teacher, losses, layers, plan=student.plan)
         return model.apply({"params": params}, batch)
 
-    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+    def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row, with the teacher's forward pass."""
         num_targets = self.masked_lm.masking.max_predictions
         needs_all = self.losses & (OF_LAYERS | {"cosine"}) or not is_few(num_targets, length)
 
-        def forward(config, predicts):
-            return architecture_of(config).flops_per_row(
-                config,
+        def forward(model_config, predicts):
+            return architecture_of(model_config).flops_per_row(
+                model_config,
                 length,
                 num_outputs=length if needs_all else num_targets,
                 num_targets=num_targets if predicts else 0,
                 num_pairs=0,
             )
 
-        student = forward(config, bool(self.losses & OF_TOKENS))
+        student = forward(model_config, bool(self.losses & OF_TOKENS))
         return 3 * student + forward(self.teacher, bool(self.weights["soft"]))
 
 
@@ -381,17 +382,17 @@ def loss_weights(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {"mlm": masked, "soft": masked, "attention": pairs} | of_tokens
 
 
-def attention_scores(config, params: dict, inputs: jax.Array) -> jax.Array:
+def attention_scores(model_config, params: dict, inputs: jax.Array) -> jax.Array:
     """Returns attention scores before the softmax, float32 `[layers, B, heads, from, to]`.
 
     `params` are the stacked parameters of layers, and `inputs`, `[layers, B, L, H]`, the hidden
     states that they read.
     """
-    queries_and_keys = architecture_of(config).queries_and_keys
+    queries_and_keys = architecture_of(model_config).queries_and_keys
 
     def scores(params, x):
         query, key = (
-            y.reshape(*y.shape[:2], config.num_heads, -1)
+            y.reshape(*y.shape[:2], model_config.num_heads, -1)
             for y in queries_and_keys(gather_data(params, x.dtype), x)
         )
         products = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)

@@ -39,9 +39,9 @@ class LeftToRight:
         """Builds the objective of a phase; `config.masking` has no effect."""
         return cls(config.next_sentence)
 
-    def make_model(self, config, plan: ExecutionPlan) -> PretrainingModel:
-        """Builds the model for an architecture's configuration, which must be causal."""
-        return PretrainingModel(config, self.next_sentence, plan)
+    def make_model(self, model_config, plan: ExecutionPlan) -> PretrainingModel:
+        """Builds the model; the model config must be causal."""
+        return PretrainingModel(model_config, self.next_sentence, plan)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks rows; nothing is masked."""
@@ -68,9 +68,9 @@ class LeftToRight:
         """Returns the loss and accuracy of each head over a batch, as sums and counts."""
         return target_sums(model, params, batch, dropout, "next_token")
 
-    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+    def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row; the last position has no target."""
-        return flops_per_row(config, length, length - 1, max_sequences, self.next_sentence)
+        return flops_per_row(model_config, length, length - 1, max_sequences, self.next_sentence)
 
 
 Objective = LeftToRight

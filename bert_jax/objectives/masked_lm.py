@@ -26,7 +26,7 @@ class PretrainingModel(nn.Module):
     """Encoder, head for tokens ("mlm"), and head for pairs ("nsp").
 
     Attributes:
-      config: of the architecture.
+      config: the model config.
       next_sentence: False: without head for pairs and pooler (section 5.1, "No NSP").
       plan: how it runs.
     """
@@ -111,9 +111,9 @@ class MaskedLm:
         )
         return cls(masking, config.next_sentence)
 
-    def make_model(self, config, plan: ExecutionPlan) -> PretrainingModel:
-        """Builds the model for an architecture's configuration."""
-        return PretrainingModel(config, self.next_sentence, plan)
+    def make_model(self, model_config, plan: ExecutionPlan) -> PretrainingModel:
+        """Builds the model, with a head for pairs if the objective has them."""
+        return PretrainingModel(model_config, self.next_sentence, plan)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows. Masks are a function of (key, row, epoch)."""
@@ -141,10 +141,10 @@ class MaskedLm:
         """Returns the loss and accuracy of each head over a batch, as sums and counts."""
         return target_sums(model, params, batch, dropout, "mlm")
 
-    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+    def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row."""
         num_targets = self.masking.max_predictions
-        return flops_per_row(config, length, num_targets, max_sequences, self.next_sentence)
+        return flops_per_row(model_config, length, num_targets, max_sequences, self.next_sentence)
 
 
 def target_counts(batch: Batch, name: str, next_sentence: bool) -> dict[str, jax.Array]:
@@ -184,7 +184,7 @@ def example_batch() -> Batch:
 
 
 def flops_per_row(
-    config, length: int, num_targets: int, max_sequences: int, next_sentence: bool
+    model_config, length: int, num_targets: int, max_sequences: int, next_sentence: bool
 ) -> float:
     """Returns the FLOPs of the matrix products of one training step for one row.
 
@@ -193,8 +193,8 @@ def flops_per_row(
     """
     num_pairs = max_sequences * next_sentence
     num_outputs = num_targets + num_pairs
-    forward = architecture_of(config).flops_per_row(
-        config,
+    forward = architecture_of(model_config).flops_per_row(
+        model_config,
         length,
         num_outputs=num_outputs if is_few(num_outputs, length) else length,
         num_targets=num_targets,

@@ -59,7 +59,7 @@ class GeneratorSettings:
     discriminator_weight: float = 50.0
 
     def config(self, discriminator: BertConfig) -> BertConfig:
-        """Returns the generator's architecture. Raises ValueError if there is no such generator."""
+        """Returns the generator's model config. Raises ValueError if there is none."""
         if discriminator.architecture != "bert":
             raise ValueError(
                 "replaced tokens need model.architecture=bert, whose embeddings may be narrower or "
@@ -147,7 +147,7 @@ class ReplacedTokenModel(Discriminator):
 
     @property
     def encoders(self) -> dict[str, BertConfig]:
-        """The configuration of each encoder, by its path in the parameters."""
+        """The model config of each encoder, by its path in the parameters."""
         return {"encoder": self.config, "generator/encoder": self.settings.config(self.config)}
 
     @property
@@ -212,13 +212,13 @@ class ReplacedTokens:
         masking = MaskedLm.from_config(config, tokenizer, max_predictions).masking
         return cls(masking, GeneratorSettings(**config.generator))
 
-    def make_model(self, config, plan: ExecutionPlan) -> ReplacedTokenModel:
-        """Builds the model, `config` being the discriminator's.
+    def make_model(self, model_config, plan: ExecutionPlan) -> ReplacedTokenModel:
+        """Builds the model; `model_config` is the discriminator's.
 
         Raises ValueError for a generator that does not fit it.
         """
-        self.generator.config(config)
-        return ReplacedTokenModel(config, plan, self.generator)
+        self.generator.config(model_config)
+        return ReplacedTokenModel(model_config, plan, self.generator)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows, as `MaskedLm` does with the same key.
@@ -271,19 +271,19 @@ class ReplacedTokens:
         logits = model.apply({"params": params}, batch, dropout)
         return discriminator_sums(logits, is_replaced, batch)
 
-    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+    def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row: of generator and discriminator."""
         generator = flops_per_row(
-            self.generator.config(config),
+            self.generator.config(model_config),
             length,
             self.masking.max_predictions,
             max_sequences,
             next_sentence=False,
         )
-        encoder = architecture_of(config).flops_per_row(
-            config, length, num_outputs=length, num_targets=0, num_pairs=0
+        encoder = architecture_of(model_config).flops_per_row(
+            model_config, length, num_outputs=length, num_targets=0, num_pairs=0
         )
-        head = 2.0 * length * (config.hidden_size**2 + config.hidden_size)
+        head = 2.0 * length * (model_config.hidden_size**2 + model_config.hidden_size)
         return generator + 3 * (encoder + head)
 
 

@@ -69,7 +69,7 @@ class SpanBoundaryModel(nn.Module):
     """Encoder, masked-LM head ("mlm"), and span-boundary head ("sbo").
 
     Attributes:
-      config: of the architecture.
+      config: the model config.
       plan: how it runs.
     """
 
@@ -140,9 +140,9 @@ class SpanBoundary:
             )
         return cls(MaskedLm.from_config(config, tokenizer, max_predictions).masking)
 
-    def make_model(self, config, plan: ExecutionPlan) -> SpanBoundaryModel:
-        """Builds the model for an architecture's configuration."""
-        return SpanBoundaryModel(config, plan)
+    def make_model(self, model_config, plan: ExecutionPlan) -> SpanBoundaryModel:
+        """Builds the model."""
+        return SpanBoundaryModel(model_config, plan)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks and masks rows as masked LM does, and finds what is around each target's span."""
@@ -174,23 +174,23 @@ class SpanBoundary:
             "sbo", span_logits, targets, weights
         )
 
-    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+    def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row."""
-        return flops_per_row(config, length, self.masking.max_predictions)
+        return flops_per_row(model_config, length, self.masking.max_predictions)
 
 
-def flops_per_row(config, length: int, num_targets: int) -> float:
+def flops_per_row(model_config, length: int, num_targets: int) -> float:
     """Returns the FLOPs of the matrix products of one training step for one row.
 
     As `masked_lm.flops_per_row`; the last layer finishes three positions for each target.
     """
-    hidden = config.hidden_size
-    embedding_size = getattr(config, "embedding_size", None) or hidden
+    hidden = model_config.hidden_size
+    embedding_size = getattr(model_config, "embedding_size", None) or hidden
     span_head = (2 * hidden + POSITION_SIZE) * hidden
-    span_head += hidden * embedding_size + embedding_size * config.padded_vocab_size
+    span_head += hidden * embedding_size + embedding_size * model_config.padded_vocab_size
     num_outputs = 3 * num_targets
-    forward = architecture_of(config).flops_per_row(
-        config,
+    forward = architecture_of(model_config).flops_per_row(
+        model_config,
         length,
         num_outputs=num_outputs if is_few(num_outputs, length) else length,
         num_targets=num_targets,

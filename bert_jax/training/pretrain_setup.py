@@ -32,7 +32,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import TrainState, init_state
 
-# Fields of `config.model` that are not the architecture's.
+# Fields of `config.model` that are not the model config's.
 EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))
 
 
@@ -106,8 +106,8 @@ def setup_pretraining(
     """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
     `source_settings` come with the weights to start from, `teacher_settings` with a teacher's
-    weights, if there are any. Raises ValueError if `model_config` does, if the mesh does not fit
-    the devices, or if a batch or the rows do not fit the mesh or the model.
+    weights, if there are any. Raises ValueError if `make_model_config` does, if the mesh does not
+    fit the devices, or if a batch or the rows do not fit the mesh or the model.
     """
     objectives = [build_objective(config, tokenizer, phase, teacher_settings) for phase in phases]
     objective = objectives[0]  # The model is the same in all phases.
@@ -117,11 +117,11 @@ def setup_pretraining(
     )
     # Some models have padding beyond the ids of their tokenizer.
     vocab_size = max([tokenizer.vocab_size, *(x.vocab_size for x in (source, teacher) if x)])
-    architecture = model_config(config, vocab_size, source, causal=objective.causal)
-    check_lengths(phases, architecture, teacher)
+    model_config = make_model_config(config, vocab_size, source, causal=objective.causal)
+    check_lengths(phases, model_config, teacher)
     mesh = make_mesh(**config.mesh, devices=devices)
     plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
-    model = objective.make_model(architecture, plan)
+    model = objective.make_model(model_config, plan)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
         expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
         raise ValueError(f"config.eval_batch_size={config.eval_batch_size}: {expected}")
@@ -139,7 +139,7 @@ def setup_pretraining(
     batch = jax.eval_shape(objective.prepare, rows, jax.random.key(config.seed))
     init = functools.partial(init_state, model=model, optimizer=optimizer, batch=batch)
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
-    rules = (*objective.rules, *architecture_of(architecture).RULES)
+    rules = (*objective.rules, *architecture_of(model_config).RULES)
     shardings = infer_shardings(shapes, mesh, rules)
     if config.shard_weight_update:
         shardings = shard_over_data(shardings, shapes)
@@ -149,13 +149,13 @@ def setup_pretraining(
             objective=each,
             num_microbatches=count_microbatches(config, phase, num_shards),
             flops_per_row=each.flops_per_row(
-                model.config, phase.train.max_seq_length, phase.train.max_sequences
+                model_config, phase.train.max_seq_length, phase.train.max_sequences
             ),
         )
         for phase, each in zip(phases, objectives, strict=True)
     )
-    for phase, encoder in itertools.product(phases, encoders_of(model).values()):
-        log_path(model.plan, encoder, phase.train.max_seq_length)
+    for phase, encoder_config in itertools.product(phases, encoders_of(model).values()):
+        log_path(model.plan, encoder_config, phase.train.max_seq_length)
     return PretrainSetup(
         config=config,
         phases=phase_setups,
@@ -199,13 +199,13 @@ def count_microbatches(config: ConfigDict, phase: Phase, num_shards: int) -> int
     return phase.batch_size // microbatch_size if rows_per_device else 1
 
 
-def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
+def check_lengths(phases: list[Phase], model_config, teacher=None) -> None:
     """Raises ValueError if a model, or any teacher, has too few positions for the rows."""
     max_length = max(phase.train.max_seq_length for phase in phases)
-    if max_length > architecture.max_position_embeddings:
+    if max_length > model_config.max_position_embeddings:
         raise ValueError(
             f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
-            f"{architecture.max_position_embeddings}: build the corpus with a smaller "
+            f"{model_config.max_position_embeddings}: build the corpus with a smaller "
             f"max_seq_length, or set config.model.max_position_embeddings={max_length}"
         )
     if teacher and max_length > teacher.max_position_embeddings:
@@ -215,11 +215,11 @@ def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
         )
 
 
-def check_segments(phases: list[Phase], architecture) -> None:
+def check_segments(phases: list[Phase], model_config) -> None:
     """Raises ValueError if a corpus has sentence pairs, but the model has a single segment."""
     for phase in phases:
         labels = phase.train.manifest["splits"]["train"]["nsp_labels"]
-        if getattr(architecture, "type_vocab_size", 0) == 1 and any(labels.values()):
+        if getattr(model_config, "type_vocab_size", 0) == 1 and any(labels.values()):
             raise ValueError(f"the corpus has pairs, but {ONE_SEGMENT}")
 
 
@@ -243,10 +243,10 @@ def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
     return optax.join_schedules([first, second], [num_steps])
 
 
-def model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bool = False):
-    """Returns the architecture of `config.model`; fields of None follow the size or the weights.
+def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bool = False):
+    """Returns the model config of `config.model`; fields of None follow the size or the weights.
 
-    `causal` is the objective's. `source` is the architecture of the weights to start from, or None.
+    `causal` is the objective's. `source` is the model config of the weights to start from, or None.
     Raises ValueError for an invalid field, or one that contradicts them.
     """
     given = {name: value for name, value in config.model.items() if value is not None}

@@ -131,11 +131,13 @@ def gradients_of_shard(model, objective, num_microbatches, params, batch, counts
     return accumulate_gradients(loss_fn, params, microbatches, num_microbatches)
 
 
-def step_dropout(config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout | None:
-    """Returns the dropout of a step at the rates of `config`; None if both are 0."""
-    if not (config.dropout_rate or config.attention_dropout_rate):
+def step_dropout(model_config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout | None:
+    """Returns the dropout of a step at the rates of `model_config`; None if both are 0."""
+    if not (model_config.dropout_rate or model_config.attention_dropout_rate):
         return None
-    return Dropout(key, batch["dropout_rows"], config.dropout_rate, config.attention_dropout_rate)
+    return Dropout(
+        key, batch["dropout_rows"], model_config.dropout_rate, model_config.attention_dropout_rate
+    )
 
 
 def make_eval_step(
@@ -159,13 +161,13 @@ def make_eval_step(
     return jax.jit(eval_step, out_shardings=replicated)
 
 
-def can_overlap(config, shardings: TrainState, num_microbatches: int) -> bool:
+def can_overlap(model_config, shardings: TrainState, num_microbatches: int) -> bool:
     """Returns whether layers can exchange parameters and gradients while others are computed.
 
-    `config` is the architecture's. Logs why not.
+    Logs why not.
     """
-    refusal = why_not_overlapped(shardings.step.mesh, config.hidden_size, num_microbatches)
-    if num_stacked_layers(config) < config.num_layers:
+    refusal = why_not_overlapped(shardings.step.mesh, model_config.hidden_size, num_microbatches)
+    if num_stacked_layers(model_config) < model_config.num_layers:
         refusal = refusal or "layers share parameters, whose gradients are exchanged once"
     if not any("data" in data_axes(each) for each in jax.tree.leaves(shardings.params)):
         refusal = refusal or "no parameters are sharded over data: set shard_weight_update"

@@ -66,7 +66,7 @@ def student_weights(setup: PretrainSetup, teacher: LoadedModel | None) -> Loaded
 def place_frozen(setup: PretrainSetup, teacher: LoadedModel | None) -> dict:
     """Returns what the step reads beside the state: the teacher's parameters on the devices.
 
-    They are sharded by the rules of its architecture; without a teacher there are none.
+    They are sharded by the rules of the teacher's architecture; without a teacher there are none.
     """
     if not teacher:
         return {}

@@ -5,7 +5,7 @@ The README of the released code recommends this learning rate. Differences: batc
 correction, because the optimizer state starts from zero.
 
 The weights, a workdir, a checkpoint, or a directory of transformers or of Google's release,
-determine the architecture. The corpus must have their vocabulary. A missing head is randomly
+determine the model config. The corpus must have their vocabulary. A missing head is randomly
 initialized; the log names it.
 
 Expected time: not run at full size.

@@ -68,7 +68,7 @@ TRAINING = {
         False,
         "Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.",
     ),
-    # The architecture; vocab_size is the corpus's.
+    # The model config; vocab_size is the corpus's.
     "model.architecture": Field(
         "bert", "A file in bert_jax/model, or the dotted name of your own module."
     ),

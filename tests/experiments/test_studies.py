@@ -25,7 +25,7 @@ from bert_jax.finetuning import finetune_fields
 from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep, known_fields
-from bert_jax.training.pretrain_setup import check_numbers, model_config
+from bert_jax.training.pretrain_setup import check_numbers, make_model_config
 from experiments import story_endings
 from tests.helpers.commands import ROOT
 
@@ -73,7 +73,7 @@ def test_runs_are_distinct_and_their_settings_resolve(name, scale, load):
         if "bert_jax.pretrain" in command:
             config = resolve(command)
             check_numbers(config)
-            model_config(config, vocab_size=4096)
+            make_model_config(config, vocab_size=4096)
         elif command[1] == "bert_jax.sweep":
             config = resolve(command)
             check_sweep(config)

@@ -22,7 +22,7 @@ from tests.helpers.corpora import write_vocabulary
 
 
 def small_model_config(vocab_size: int = 100, **fields) -> BertConfig:
-    """Returns the configuration of a BERT that compiles fast; a mesh of eight divides it."""
+    """Returns the model config of a BERT that compiles fast; a mesh of eight divides it."""
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 64}
     return BertConfig(vocab_size, **sizes | {"max_position_embeddings": 64} | fields)
 
@@ -212,18 +212,18 @@ TORCH_SIZES = {
 TORCH_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
 
 
-def write_torch_model(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
+def write_torch_model(directory: pathlib.Path, class_name: str, std: float = 0.3, **settings):
     """Writes and returns a transformers model with all parameters random, biases included.
 
-    `architecture` is of BERT or of a descendant with its vocabulary.
+    `class_name` is transformers', of BERT or of a descendant with its vocabulary.
     """
     import torch
     import transformers
 
     torch.manual_seed(0)
-    family = re.match("(.+?)(Model|For)", architecture)[1]
+    family = re.match("(.+?)(Model|For)", class_name)[1]
     config = getattr(transformers, f"{family}Config")(**TORCH_SIZES | settings)
-    model = getattr(transformers, architecture)(config).eval()
+    model = getattr(transformers, class_name)(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=std)
     model.save_pretrained(directory)

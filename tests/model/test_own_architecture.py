@@ -27,7 +27,7 @@ from bert_jax.model.layers import Embedding, TokenEmbedding
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from bert_jax.training.pretrain_setup import model_config
+from bert_jax.training.pretrain_setup import make_model_config
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
 from tests.helpers.models import random_params
 from tests.helpers.runs import small_config
@@ -213,10 +213,10 @@ def test_it_has_no_named_sizes_and_no_other_fields():
     config = bert_tiny.get_config()
     config.model = {"architecture": __name__, "size": "tiny"}
     with pytest.raises(ValueError, match=r"model\.size: tests.* has no such field: in a conf"):
-        model_config(config, 100)
+        make_model_config(config, 100)
     config.model = {"architecture": __name__, "layer_norm_epsilon": 1e-12}
     with pytest.raises(ValueError, match=r"model\.layer_norm_epsilon: tests.* no such field"):
-        model_config(config, 100)
+        make_model_config(config, 100)
 
 
 def test_it_has_no_kernels_and_a_warning_says_so(caplog):

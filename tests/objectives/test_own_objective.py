@@ -58,8 +58,8 @@ class WasShuffled:
     def from_config(cls, config, tokenizer, max_predictions):
         return cls()
 
-    def make_model(self, config, plan):
-        return ShuffleModel(config, plan)
+    def make_model(self, model_config, plan):
+        return ShuffleModel(model_config, plan)
 
     def prepare(self, rows, key):
         batch = unpack_rows(rows)
@@ -86,11 +86,11 @@ class WasShuffled:
             "shuffled_accuracy": (jnp.sum(correct * batch["weights"]), count),
         }
 
-    def flops_per_row(self, config, length, max_sequences):
-        forward = architecture_of(config).flops_per_row(
-            config, length, num_outputs=length, num_targets=0, num_pairs=0
+    def flops_per_row(self, model_config, length, max_sequences):
+        forward = architecture_of(model_config).flops_per_row(
+            model_config, length, num_outputs=length, num_targets=0, num_pairs=0
         )
-        return 3 * (forward + 4 * length * config.hidden_size)
+        return 3 * (forward + 4 * length * model_config.hidden_size)
 
 
 Objective = WasShuffled

@@ -62,7 +62,7 @@ class ObjectiveCase:
 
     Attributes:
       objective: with its teacher, if it has one.
-      config: the architecture.
+      config: the model config.
       weights: of each loss in the total.
       reference: (model, params, batch) -> its `sums`, computed in float64 from what the model
         returns.

@@ -1,4 +1,4 @@
-"""Setup of pre-training from a configuration: phases, schedule, architecture, microbatches."""
+"""Setup of pre-training from a configuration: phases, schedule, model config, microbatches."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from bert_jax.objectives import find_objective
 from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH
 from bert_jax.training.pretrain_setup import (
     check_numbers,
-    model_config,
+    make_model_config,
     open_phases,
     plan_phase,
     pretraining_schedule,
@@ -138,12 +138,12 @@ def test_phase_without_a_corpus_is_an_error_with_both_ways_out(corpus):
 WEIGHTS = BertConfig(hidden_size=384, num_layers=6, intermediate_size=1536)
 
 
-def test_architecture_comes_from_the_weights_unless_given():
+def test_model_config_comes_from_the_weights_unless_given():
     fields = {"model__size": None, "model__layer_norm_epsilon": None, "model__dropout_rate": 0.3}
     weights = dataclasses.replace(WEIGHTS, layer_norm_epsilon=1e-5, num_heads=6)
-    config = model_config(tiny_config(**fields), 100, weights)
+    config = make_model_config(tiny_config(**fields), 100, weights)
     assert config == dataclasses.replace(weights, vocab_size=100, dropout_rate=0.3)
-    agreeing = model_config(tiny_config(model__size="base"), 100, BertConfig())
+    agreeing = make_model_config(tiny_config(model__size="base"), 100, BertConfig())
     assert agreeing.hidden_size == 768
 
 
@@ -165,7 +165,7 @@ def test_architecture_comes_from_the_weights_unless_given():
         ({}, None, r"unknown: this tool does not read the weights"),
     ],
 )
-def test_contradictory_or_unknown_architecture_is_an_error(fields, weights, message):
+def test_contradictory_or_unknown_model_config_is_an_error(fields, weights, message):
     config = tiny_config(**{"model__size": None, "init_from": "w"} | fields)
     with pytest.raises(ValueError, match=message):
-        model_config(config, 100, weights)
+        make_model_config(config, 100, weights)
