@@ -410,8 +410,10 @@ def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_pat
 @pytest.mark.slow
 def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
     lines = [json.loads(line) for line in write_label_sets(tmp_path / "train.jsonl")]
+    weights = write_weights(tmp_path / "weights", given / "vocab.txt", num_layers=2)
     config = small_config(
         given,
+        init_from=str(weights),
         data__train=str(tmp_path / "train.jsonl"),
         data__dev=str(tmp_path / "train.jsonl"),
         data__label_separator="|",
@@ -431,7 +433,7 @@ def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
     written = [json.loads(line) for line in text.splitlines()]
     assert len(written) == 20 and found == [sorted(written[0]["prediction"])]
     assert written[0]["label"] == lines[0]["label"]
-    before, after = bert_jax.load(given / "weights").params["encoder"], model.params["encoder"]
+    before, after = bert_jax.load(weights).params["encoder"], model.params["encoder"]
     frozen = jax.tree.map(
         lambda a, b: np.array_equal(a, b), before["embeddings"], after["embeddings"]
     )

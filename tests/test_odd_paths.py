@@ -34,25 +34,16 @@ from tests.helpers.models import write_random_encoder
 from tests.helpers.runs import small_config
 
 # What glob, TensorStore, etils, shells, URLs or other systems may take for something else.
-MISREAD = ("run[1]", "a\\b", "*", "?x", "[!a]*", "gs:", "{a}[{b}]")
+MISREAD = ("run[1]", "a\\b", "*", "?x", "[!a]*", "{a}[{b}]")
 OTHERS = (
-    *(
-        "run[",
-        "{a}",
-        " a b ",
-        "it's",
-        'q"q',
-        "a%20b%41",
-        "a#b?c=d",
-        "~",
-        "~root",
-        "-x",
-        "größe-日本",
-    ),
-    *("new\nline", "tab\t", "$HOME", "a;b|c&d", "a:b", "file:", "a=b,c@d!e", "trailing.", "..."),
-    *("<a>", "^a$", "x" * 200, "orbax-checkpoint-tmp", "1.orbax-checkpoint-tmp-2"),
+    *("run[", "{a}", " a b ", "it's", 'q"q', "a%20b%41", "a#b?c=d", "~", "~root", "-x"),
+    *("größe-日本", "new\nline", "tab\t", "$HOME", "a;b|c&d", "a:b", "a=b,c@d!e", "trailing."),
+    *("<a>", "^a$", "x" * 200),
 )
 MANY = " %20#~'\"{a,b}$HOME;&|größe-日本\n\t<x>:= ."  # Those of OTHERS, in one name.
+NESTED = "/".join((*MISREAD[3:], *OTHERS))
+# These matter where a path ends: Orbax names temporary directories so, and a bucket has "gs:/".
+ENDINGS = ("gs:", "file:", "...", "orbax-checkpoint-tmp", "1.orbax-checkpoint-tmp-2")
 
 
 def names(tested_always, others):
@@ -67,11 +58,16 @@ def model(tmp_path_factory):
     return bert_jax.load(write_random_encoder(directory / "encoder", tokenizer))
 
 
+def entries(directory: pathlib.Path, depth: int = 1) -> list[str]:
+    """Returns the paths of all files and directories that are `depth` levels below."""
+    return [str(path.relative_to(directory)) for path in directory.glob("/".join("*" * depth))]
+
+
 def assert_same(params, expected) -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(expected))
 
 
-@names((*MISREAD[:3], MANY), (*MISREAD[3:], *OTHERS))
+@names((*MISREAD[:3], MANY), (NESTED, *ENDINGS))
 def test_training_state_is_saved_and_restored_in_any_directory(name, model, tmp_path):
     workdir = tmp_path / name / "run"
     params = jax.device_get(model.params)
@@ -94,11 +90,11 @@ def test_training_state_is_saved_and_restored_in_any_directory(name, model, tmp_
     assert_same(restored.params, params)
     assert verify_checkpoint(find_checkpoint(workdir))["step"] == 4
     assert_same(bert_jax.load(workdir).params, params)
-    assert [path.name for path in (tmp_path / name).iterdir()] == ["run"]
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert entries(tmp_path, depth=1 + name.count("/")) == [name]
+    assert entries(tmp_path / name) == ["run"]
 
 
-@names((*MISREAD[:3], MANY), (*MISREAD[3:], *OTHERS))
+@names((*MISREAD[:3], MANY), (NESTED, *ENDINGS))
 def test_models_are_written_and_read_under_any_name(name, model, tmp_path):
     parent = tmp_path / name
     if ":/" not in str(parent / name):  # For `save`, that is the address of a bucket.
@@ -112,14 +108,14 @@ def test_models_are_written_and_read_under_any_name(name, model, tmp_path):
     convert(native, exported, "huggingface")
     found = read_model(exported).params
     assert_same(found["encoder"]["layers"], model.params["encoder"]["layers"])
-    for written in (native, exported):
-        assert [path.name for path in written.parent.iterdir()] == [name]
+    for written in ("native", "exported"):
+        assert entries(parent / written, depth=1 + name.count("/")) == [name]
 
 
-@names(("run[1]", "a\\b", MANY), (*MISREAD[2:], *OTHERS))
+@names(("run[1]", "a\\b", MANY), ("*", NESTED, *ENDINGS))
 def test_corpora_are_built_and_read_in_any_directory(name, tmp_path):
     directory = tmp_path / name
-    directory.mkdir()
+    directory.mkdir(parents=True)
     text = directory / "text.txt"
     text.write_text(random_text(20))
     config = CorpusConfig(

@@ -329,10 +329,7 @@ def test_input_of_another_form_is_an_error(task, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"passages": "nowhere.npy"},
-            "passages=nowhere.npy",
-        ),
+        ({"passages": "nowhere.npy"}, "passages=nowhere.npy"),
         ({"passages": "passages.jsonl"}, "passages=passages.jsonl"),
         ({"label": "y"}, "--label is for other models: this one has a head for embedding"),
     ],

@@ -97,18 +97,9 @@ ARRAY = flax.serialization.to_bytes(np.ones(2, np.float32))
         (b"PK\3\4 a zip file", "is damaged: its content is not a tree of arrays"),
         (b"\x81\xc1", "is damaged: "),
         (b"\x81" * 10_000, "is damaged: "),
-        (
-            msgpack.packb({"bert": {"a": "text"}}),
-            f"{NO_TREE}: bert/a is no array",
-        ),
-        (
-            msgpack.packb({"bert": {"a": [1.0]}}),
-            f"{NO_TREE}: bert/a is no array",
-        ),
-        (
-            msgpack.packb({"bert": {"a": None}}),
-            f"{NO_TREE}: bert/a is no array",
-        ),
+        (msgpack.packb({"bert": {"a": "text"}}), f"{NO_TREE}: bert/a is no array"),
+        (msgpack.packb({"bert": {"a": [1.0]}}), f"{NO_TREE}: bert/a is no array"),
+        (msgpack.packb({"bert": {"a": None}}), f"{NO_TREE}: bert/a is no array"),
         (msgpack.packb({3: {}}), "is damaged: its tree has the key 3, expected a name"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     ],

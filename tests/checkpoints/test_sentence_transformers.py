@@ -160,19 +160,11 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         ([("mine.Pooling", {}, {})], {}, "lists the modules Transformer, mine.Pooling"),
         ([pooling("mean"), ("Dense", {}, {})], {}, "has none of model.safetensors"),
         ([pooling("mean"), NORMALIZE, dense(SIZE, 3)], {}, "a Dense module after Normalize"),
-        (
-            [pooling("attention")],
-            {},
-            r"pooling \['attention'\] is not supported",
-        ),
+        ([pooling("attention")], {}, r"pooling \['attention'\] is not supported"),
         ([("Pooling", {"pooling_mode_new": True}, {})], {}, r"pooling \['pooling_mode_new'\]"),
         ([pooling("mean"), dense(SIZE, 3, "torch.nn.modules.activation.ELU")], {}, "ELU, expected"),
         ([pooling("mean"), dense(SIZE, 3, "mine.Tanh")], {}, "activation_function is mine.Tanh"),
-        (
-            [pooling("mean"), dense(SIZE, 3, use_residual=True)],
-            {},
-            "use_residual is True",
-        ),
+        ([pooling("mean"), dense(SIZE, 3, use_residual=True)], {}, "use_residual is True"),
         (
             [pooling("mean"), dense(SIZE, 3, module_input_name="token_embeddings")],
             {},

@@ -53,10 +53,7 @@ def manifest_of(
         ({"truncated": 4_800, "dupe_factor": 3}, r"^16\.0% of the tokens are truncated"),
         ({"truncated": 2_600, "max_seq_length": 64}, r"^26\.0% of the tokens are .* to 64 tokens"),
         ({"heldout": 36}, r"^only 36 of 2,000 documents are .*=0\.05 holds out about 100$"),
-        (
-            {"heldout": 1, "heldout_fraction": 0.2},
-            r"^only 1 of .* is held",
-        ),
+        ({"heldout": 1, "heldout_fraction": 0.2}, r"^only 1 of .* is held"),
         ({"heldout": 0, "heldout_fraction": 0.0}, r"^no document is held .* refuses the corpus$"),
     ],
 )
@@ -122,11 +119,7 @@ def test_json_in_another_form_than_objects_with_text_is_refused_with_the_form(tm
             {},
             r"^1 of 2 inputs repeats others \(.*a\.txt\), and 30 documents were",
         ),
-        (
-            ["a.txt", "copy.txt"],
-            {},
-            r"\(.*copy\.txt, a copy of .*a\.txt\)",
-        ),
+        (["a.txt", "copy.txt"], {}, r"\(.*copy\.txt, a copy of .*a\.txt\)"),
         (
             ["a.txt", "copy.txt", "b.txt", "a.txt"],
             {"near_duplicates": 0.8},

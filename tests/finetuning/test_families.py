@@ -11,7 +11,6 @@ from bert_jax import finetune
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.finetune import retrieval, squad, swag, tagging, text_classification
-from bert_jax.model.config import BertConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import (
     WORDS,
@@ -22,6 +21,7 @@ from tests.helpers.corpora import (
     write_vocabulary,
 )
 from tests.helpers.json_lines import write_lines
+from tests.helpers.models import small_model_config
 from tests.helpers.predict_equals_load import (
     check_answers,
     check_choices,
@@ -37,18 +37,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*are truncated to"),
 ]
 
-SIZES = {
-    "hidden_size": 24,
-    "num_layers": 2,
-    "num_heads": 2,
-    "intermediate_size": 32,
+FIELDS = {
+    "num_layers": 1,
     "max_position_embeddings": 40,
     "initializer_range": 0.5,  # With less, the answers of a new head would be the same for all.
 }
 FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "roberta": {"type_vocab_size": 1, "position_offset": 2},
     "distilbert": {"type_vocab_size": 0},
-    "albert": {"embedding_size": 8, "shares_layers": True, "activation": "gelu_tanh"},
+    "albert": {
+        "num_layers": 2,
+        "embedding_size": 8,
+        "shares_layers": True,
+        "activation": "gelu_tanh",
+    },
     "electra": {"embedding_size": 8},
 }
 LENGTH = 24
@@ -69,8 +71,8 @@ def weights(request, tmp_path_factory):
     """Writes a small encoder of each family, with large random weights."""
     directory = tmp_path_factory.mktemp(request.param)
     tokenizer = family_tokenizer(request.param, directory / "tokenizer")
-    fields = SIZES | FAMILIES[request.param] | {"family": request.param}
-    config = BertConfig(tokenizer.vocab_size, **fields)
+    fields = FIELDS | FAMILIES[request.param]
+    config = small_model_config(tokenizer.vocab_size, family=request.param, **fields)
     rng = np.random.default_rng(0)
     params = {
         path: np.float32(rng.normal(0, 0.5, leaf.shape) + path.endswith("scale"))

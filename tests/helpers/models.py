@@ -104,12 +104,19 @@ def random_classifier(config: BertConfig, num_labels: int) -> dict:
 
 
 def write_weights(
-    directory, vocabulary, head=None, bias=0.0, labels=("north", "south"), causal=False
+    directory,
+    vocabulary,
+    head=None,
+    bias=0.0,
+    labels=("north", "south"),
+    causal=False,
+    num_layers=2,
 ):
     """Writes a checkpoint of a small untrained encoder; with `head` (labels), also of a head."""
     tokenizer = load_tokenizer(vocabulary)
     config = small_model_config(
         tokenizer.vocab_size,
+        num_layers=num_layers,
         num_heads=2,
         max_position_embeddings=32,
         initializer_range=0.2,  # With less, [CLS] takes many steps to learn about other tokens.

@@ -18,7 +18,6 @@ from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.inference import forward
 from bert_jax.inference.pretrained_model import PretrainedModel
-from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
@@ -27,7 +26,7 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import init_state
 from tests.helpers.commands import ROOT
-from tests.helpers.models import assert_trees_equal, batch_of_row
+from tests.helpers.models import assert_trees_equal, batch_of_row, small_model_config
 
 NAN = float("nan")  # An empty cell of a table.
 
@@ -41,7 +40,7 @@ def tokenizer(corpus):
 def workdir(tokenizer, tmp_path_factory):
     """Returns a workdir with two checkpoints of an untrained model."""
     directory = tmp_path_factory.mktemp("run")
-    config = BertConfig.named("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=40)
+    config = small_model_config(tokenizer.vocab_size, max_position_embeddings=40)
     optimizer = make_optimizer("bert_adam", make_schedule(1e-3, 10, 0))
     model = PretrainingModel(config)
     init = jax.jit(lambda key: init_state(key, model, optimizer, example_batch()))
@@ -253,7 +252,7 @@ def alone(model) -> list[np.ndarray]:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "pooler"])
 def test_encode_equals_each_text_alone_in_the_given_order(model, alone, pooling, batch_size):
     vectors = model.encode(TEXTS, pooling=pooling, batch_size=batch_size)
-    assert vectors.shape == (6, 128) and vectors.dtype == np.float32
+    assert vectors.shape == (6, 32) and vectors.dtype == np.float32
     pooler = model.params["encoder"]["pooler"]["dense"]
     for vector, states in zip(vectors, alone, strict=True):
         last = states[-1]
@@ -283,7 +282,7 @@ def test_attention_equals_each_text_alone(model):
             *model.tokenizer.encode(text),
             model.tokenizer.sep_id,
         ]
-        assert probabilities.shape == (2, 2, len(tokens), len(tokens))
+        assert probabilities.shape == (2, 4, len(tokens), len(tokens))
         assert probabilities.dtype == np.float32
         np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-5)
         alone = model.attention(text)
@@ -304,7 +303,7 @@ def test_attention_times_values_is_what_the_encoder_layer_computes(model, alone)
         return x * layer[name]["scale"] + layer[name]["bias"]
 
     for text, states in zip(TEXTS, alone, strict=True):
-        value = dense("value", states[-2]).reshape(len(states[-2]), 2, 64)
+        value = dense("value", states[-2]).reshape(len(states[-2]), 4, 8)
         context = np.einsum("hft,thd->fhd", model.attention(text).probabilities[-1], value)
         y = dense("attention_output", context.reshape(states[-2].shape))
         x = norm("attention_layer_norm", states[-2] + y)
@@ -326,7 +325,7 @@ def test_one_layer_may_be_given_as_a_number(model):
 
 def test_empty_list_of_texts_gives_no_results(model):
     vectors = model.encode([])
-    assert vectors.shape == (0, 128) and vectors.dtype == np.float32
+    assert vectors.shape == (0, 32) and vectors.dtype == np.float32
     assert model.features([], layers=[-1]) == model.fill_mask([]) == model.attention([]) == []
     assert with_head(model, "classification", ["no", "yes"]).classify([]) == []
     assert with_head(model, "tagging", ["O", "B-A"]).tag([]) == []
@@ -339,7 +338,7 @@ def test_long_texts_are_truncated_with_a_warning(model):
         vectors = model.encode(["river", longest + "river", longest + "town road"])
     np.testing.assert_allclose(vectors[1:], model.encode([longest] * 2), atol=1e-6)
     with pytest.warns(UserWarning, match="1 of 1 texts are truncated to 40 "):
-        assert model.features(["the " * 39], layers=[-1])[0].shape == (40, 1, 128)
+        assert model.features(["the " * 39], layers=[-1])[0].shape == (40, 1, 32)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +403,7 @@ def with_head(model, task, labels, scale=1.0, **settings) -> PretrainedModel:
     """Adds a random head to the model, with weights of the standard deviation `scale`."""
     rng = np.random.default_rng(0)
     head = {
-        "kernel": np.float32(scale) * rng.standard_normal((128, len(labels)), np.float32),
+        "kernel": np.float32(scale) * rng.standard_normal((32, len(labels)), np.float32),
         "bias": rng.standard_normal(len(labels), np.float32),
     }
     params = {"encoder": model.params["encoder"], "head": head}
@@ -490,7 +489,7 @@ def test_tuples_and_generators_count_as_lists_unless_they_are_a_single_input(mod
 
 def test_repr_names_the_source_the_sizes_and_the_labels(model, workdir):
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
-    sizes = f"2 layers, hidden size 128, {size:,} parameters"
+    sizes = f"2 layers, hidden size 32, {size:,} parameters"
     pretrained = "head for masked LM and sentence pairs"
     assert repr(model) == f"PretrainedModel({workdir}: {sizes}; {pretrained})"
     bare = PretrainedModel(model.config, model.tokenizer, {"encoder": model.params["encoder"]})
@@ -766,10 +765,7 @@ def test_head_threshold_that_was_changed_by_hand_is_saved(model, tmp_path):
             lambda m: m.params["encoder"]["layers"].pop("query"),
             r"params: encoder/layers/query/bias is absent",
         ),
-        (
-            lambda m: m.params["head"].update(bias=np.ones(2, int)),
-            "params: head/bias is int64",
-        ),
+        (lambda m: m.params["head"].update(bias=np.ones(2, int)), "params: head/bias is int64"),
     ],
 )
 def test_model_that_could_not_be_loaded_is_not_saved(model, tmp_path, change, message):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bert_jax.data.features import ModelInput, RowShape, unpack_rows
-from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, make_model
 from tests.helpers.models import random_params, small_model_config
 
@@ -19,11 +18,7 @@ from tests.helpers.models import random_params, small_model_config
         ("regression", [[0.5], [0.5]], [[0.5], [0.7]]),
         ("multiple_choice", [[0.5], [0.5]], [[0.5], [0.7]]),
         ("embedding", [[[0, 1]], [[0, 1]]], [[[0, 1]], [[1, 0]]]),
-        (
-            "tagging",
-            [[[1, 0], [0, 1], [0, 1], [1, 0]]],
-            [[[1, 0], [0, 1], [1, 0], [1, 0]]],
-        ),
+        ("tagging", [[[1, 0], [0, 1], [0, 1], [1, 0]]], [[[1, 0], [0, 1], [1, 0], [1, 0]]]),
         ("span", [[[1, 1], [0, 0]]], [[[1, 0], [0, 1]]]),
     ],
 )
@@ -103,8 +98,13 @@ def test_dropout_is_before_the_head_and_in_some_families_before_the_pooler(
     family, head, classifier_rate, places
 ):
     size, rate = 64, 0.3
-    config = BertConfig(
-        20, size, 1, 2, 16, 4, family=family, classifier_dropout_rate=classifier_rate
+    config = small_model_config(
+        20,
+        hidden_size=size,
+        num_layers=1,
+        num_heads=2,
+        family=family,
+        classifier_dropout_rate=classifier_rate,
     )
     model = make_model(config, {"task": head, "labels": ["label"] * size})
     tokens = np.random.default_rng(0).integers(5, 20, (64, 4))

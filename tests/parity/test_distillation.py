@@ -13,14 +13,13 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
-from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import build_small_corpus
-from tests.helpers.models import batch_of_row
+from tests.helpers.models import batch_of_row, small_model_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -69,7 +68,7 @@ def teacher(tmp_path_factory):
     corpus = build_small_corpus(directory, rows="full_sentences")
     tokenizer = load_tokenizer(corpus)
     sizes = {"hidden_size": 24, "num_layers": 12, "num_heads": 2, "intermediate_size": 32}
-    config = BertConfig(tokenizer.vocab_size, **sizes, max_position_embeddings=64)
+    config = small_model_config(tokenizer.vocab_size, **sizes)
     init = jax.jit(PretrainingModel(config).init)
     params = jax.device_get(init(jax.random.key(1), example_batch())["params"])
     write_checkpoint(directory / "model", params, model_settings(config, params), tokenizer)

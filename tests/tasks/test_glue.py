@@ -265,12 +265,7 @@ def replace(old: str, new: str):
             "train.tsv, line 2: no column 'sentence2'; found",
         ),
         ("rte", {}, replace("\tlabel", "\tgold"), "train.tsv, line 2: no 'label'"),
-        (
-            "rte",
-            {},
-            replace("not_entail", "nothing"),
-            "line 3: label 'nothingment'",
-        ),
+        ("rte", {}, replace("not_entail", "nothing"), "line 3: label 'nothingment'"),
         ("wnli", {}, replace("king\t1", "king\t-2"), "label '-2'"),
         ("stsb", {}, replace("1.5", "nan"), "line 3: score is 'nan'"),
         ("sst2", {}, replace("old road\t0", "old road"), r"line 4: expected 2 .*, found 1"),

@@ -575,19 +575,11 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
             "7 of 15 tags are not IOB2 (line 3: 'I-A', line 5: 'I-A', line 7: 'I-A', line 9: 'I-A',"
             " line 11: 'I-A' and 2 more), 1 not IOB1",
         ),
-        (
-            {"train": "a PER\nb O\nc LOC\n"},
-            {},
-            "train.txt: the tags LOC, O, PER have no prefixes",
-        ),
+        ({"train": "a PER\nb O\nc LOC\n"}, {}, "train.txt: the tags LOC, O, PER have no prefixes"),
         ({"train": "a PER\nb O\nc B-PER\n"}, {}, "line 1: tag 'PER'"),
         ({"train": "a X-A\nb B-A\nc X-A\n"}, {}, "in other lines (number of such tags: 2)"),
         ({}, {"labels": ("O", "PER")}, "O, PER are plain tags"),
-        (
-            {},
-            {"labels": ("O", "B-PER"), "scheme": "io"},
-            "O, B-PER are tags with prefixes",
-        ),
+        ({}, {"labels": ("O", "B-PER"), "scheme": "io"}, "O, B-PER are tags with prefixes"),
         ({}, {"repair_tags": True, "scheme": "none"}, "set config.data.repair_tags=False: with"),
         ({"train": "the\tO\n\tO\n"}, {}, "train.txt, line 2: the word is empty"),
         ({"dev": "the\tO\n\tO\n"}, {}, "dev.txt, line 2: the word is empty"),
@@ -602,17 +594,9 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         ({"train": "the\nking\n"}, {}, "has only words, but training needs tags"),
         ({"train": "the O\nking O\n"}, {}, "has a single tag, 'O'"),
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
-        (
-            {},
-            {"scheme": "iob"},
-            "config.data.scheme=iob",
-        ),
+        ({}, {"scheme": "iob"}, "config.data.scheme=iob"),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is not one of the labels"),
-        (
-            {},
-            {"labels": ("O", "B-A", "S-A")},
-            "O, B-A, S-A are BIOES tags",
-        ),
+        ({}, {"labels": ("O", "B-A", "S-A")}, "O, B-A, S-A are BIOES tags"),
         ({"train": ""}, {"train": ""}, "no examples"),
     ],
 )

@@ -446,10 +446,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             {"dev": "words,label\nthe,a\n"},
             r"dev\.csv, line 2: no column 'text'; found.*name in text, text_pair",
         ),
-        (
-            {"dev": "text,lable\nthe,a\n"},
-            r"dev\.csv, line 2: no column 'label'; found text, la",
-        ),
+        ({"dev": "text,lable\nthe,a\n"}, r"dev\.csv, line 2: no column 'label'; found text, la"),
         ({"train": "text;label\nthe;a\n"}, r"line 2: no .* \(commas separate a \.csv"),
         (
             {"train": 'text;label\n"the; king";a\n'},
@@ -476,15 +473,9 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             r"train\.csv, column 'label': expected two or more different labels, found a$",
         ),
         ({"regression": True}, r"train\.csv, line 2: label is 'b'"),
-        (
-            {"regression": True, "train": "text,label\nthe,inf\n"},
-            "label is 'inf'",
-        ),
+        ({"regression": True, "train": "text,label\nthe,inf\n"}, "label is 'inf'"),
         ({"train": TRAIN + "war\n"}, r"line 5: expected 2 fields, as in the header, found 1$"),
-        (
-            {"train": TRAIN + '"war,a\n'},
-            "csv, line 5: unexpected end of data",
-        ),
+        ({"train": TRAIN + '"war,a\n'}, "csv, line 5: unexpected end of data"),
         ({"train": "text,label\n"}, r"train\.csv holds no examples"),
         ({"train": ""}, r"train\.csv holds no examples"),
         ({"suffix": "jsonl"}, r"train\.jsonl, line 1: not JSON"),
@@ -492,10 +483,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ({"suffix": "jsonl", "train": '{"text": null, "label": 1}\n'}, "line 1: 'text' is empty"),
         ({"metric": "f1"}, r"data\.metric=f1"),
         ({"metric": "accuracy", "regression": True}, "expected one of pearson, spearman"),
-        (
-            {"train": TRAIN + "war, b\n"},
-            r"train\.csv, line 5: .* ' b'",
-        ),
+        ({"train": TRAIN + "war, b\n"}, r"train\.csv, line 5: .* ' b'"),
         (
             {"labels": ("a", "b", "a")},
             r"data\.labels: expected two .* different labels, found a, b, a",

@@ -426,11 +426,7 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
         ("launch", {"topology": "tpu7x:4x4x4"}, "need a workload policy: create one with `gcloud"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
         ("launch", {"bucket": None}, "--bucket is missing: expected a bucket's name"),
-        (
-            "launch",
-            {"bucket": "Data"},
-            "--bucket=Data: expected a bucket's name, without",
-        ),
+        ("launch", {"bucket": "Data"}, "--bucket=Data: expected a bucket's name, without"),
         ("launch", {"name": None}, "--name must have a value"),
         ("launch", {"job": None}, "needs the arguments of the job after `--`"),
         ("launch", {"config": "a.py"}, "Unknown command line flag 'config'"),

@@ -154,11 +154,7 @@ def test_second_workdir_is_a_run_and_not_the_file_to_write(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "output", "message"),
     [
-        (
-            ["a", "new.png"],
-            None,
-            "new.png is not the workdir of a run",
-        ),
+        (["a", "new.png"], None, "new.png is not the workdir of a run"),
         (["a", "b"], None, "b/metrics.jsonl is missing"),
         (["a"], "x.abc", "Format 'abc' is not supported"),
         (["a"], "nowhere/x.png", "No such file or directory"),

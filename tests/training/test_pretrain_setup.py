@@ -157,11 +157,7 @@ def test_model_config_comes_from_the_weights_unless_given():
             dataclasses.replace(WEIGHTS, layer_norm_epsilon=1e-5),
             "layer_norm_epsilon is 1e-12, but 1e-05 in w",
         ),
-        (
-            {"model__num_heads": 7},
-            WEIGHTS,
-            "num_heads is 7, but 12 in w",
-        ),
+        ({"model__num_heads": 7}, WEIGHTS, "num_heads is 7, but 12 in w"),
         ({}, None, r"unknown: this tool does not read the weights"),
     ],
 )
