@@ -6,7 +6,7 @@ Compiles the real training step for a TPU topology with the TPU compiler (`libtp
 python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4 --json=report.json
 python tools/tpu_report.py --config=configs/pretrain/bert_large.py --topology=v4:4x4x4 --sweep
 python tools/tpu_report.py --config=configs/sweeps/paper.py:glue:mrpc --topology=v4:2x2x4
-python tools/tpu_report.py --all --markdown=docs/tpu.md
+python tools/tpu_report.py --all --markdown=docs/log/2026-11-tpu-configurations.md
 
 For a fine-tuning run or a sweep it compares stacks of trials on one chip and on all.
 """
