@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import pathlib
@@ -34,14 +35,35 @@ from bert_jax.inference.predictions import predict_blocks
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.heads import Outputs, find_head
 from bert_jax.runtime import command_line
+from bert_jax.runtime.config_fields import AT_LEAST_1, Field
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.main import check_devices, limit_logging
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.tasks.task import Predictor, TrainedHead
 
+ALL_DEVICES = 0
+AS_TRAINED = "; default: as in the run that trained the model."
+OPTIONS = {
+    "text": Field(None, "Tables: column of the text" + AS_TRAINED, kind=str),
+    "text_pair": Field(None, "Tables: column of the second text" + AS_TRAINED, kind=str),
+    "label": Field(None, "Tables: column of the label, to score" + AS_TRAINED, kind=str),
+    "id": Field(None, "Tables: column of the ids; default: numbers from 0.", kind=str),
+    "header_lines": Field(
+        None, "Tables: lines before the first example; default: 1.", AT_LEAST_1, kind=int
+    ),
+    "word_column": Field(None, "Tags: column of the words" + AS_TRAINED, kind=int),
+    "tag_column": Field(None, "Tags: column of the tags, to score" + AS_TRAINED, kind=int),
+    "tags": Field(None, "Tags: key of the tags in JSONL" + AS_TRAINED, kind=str),
+    "passages": Field(
+        None, "Bi-encoders: NAME.npy, the vectors to rank for the queries in --input.", kind=str
+    ),
+    "top_k": Field(None, "Bi-encoders: passages to find for a query.", AT_LEAST_1, kind=int),
+}
+"""Flags that only some tasks take: `PREDICT_OPTIONS` of a task has the names and default values."""
+
 
 def define_flags() -> None:
-    """Defines the flags of the program."""
+    """Defines the flags of the program, which have the names of the arguments of `predict`."""
     flags.DEFINE_string("model", None, "Fine-tuned model: a workdir, a checkpoint, or an import.")
     flags.DEFINE_string("input", None, "File to predict, or a folder of files.")
     flags.DEFINE_string("output", None, "File for the predictions, or a folder; must not exist.")
@@ -52,74 +74,54 @@ def define_flags() -> None:
         lower_bound=1,
     )
     help_text = "Local devices over which rows are spread, each with a batch; 0: all."
-    flags.DEFINE_integer("num_devices", 0, help_text, lower_bound=0)
+    flags.DEFINE_integer("num_devices", ALL_DEVICES, help_text, lower_bound=0)
     flags.DEFINE_enum("device", None, ["cpu", "gpu", "tpu"], "Where to compute; default: JAX's.")
-    as_trained = "; default: as in the run that trained the model."
-    flags.DEFINE_string("text", None, "Tables: column of the text" + as_trained)
-    flags.DEFINE_string("text_pair", None, "Tables: column of the second text" + as_trained)
-    flags.DEFINE_string("label", None, "Tables: column of the label, to score" + as_trained)
-    flags.DEFINE_string("id", None, "Tables: column of the ids; default: numbers from 0.")
-    flags.DEFINE_integer(
-        "header_lines", None, "Tables: lines before the first example; default: 1.", 1
-    )
-    flags.DEFINE_integer("word_column", None, "Tags: column of the words" + as_trained)
-    flags.DEFINE_integer("tag_column", None, "Tags: column of the tags, to score" + as_trained)
-    flags.DEFINE_string("tags", None, "Tags: key of the tags in JSONL" + as_trained)
-    help_text = "Bi-encoders: NAME.npy, the vectors to rank for the queries in --input."
-    flags.DEFINE_string("passages", None, help_text)
-    flags.DEFINE_integer("top_k", None, "Bi-encoders: passages to find for a query.", 1)
+    help_text = "Modules on the Python path to import first, such as that of a head of your own."
+    flags.DEFINE_list("import", [], help_text)
+    for name, option in OPTIONS.items():
+        if option.kind is int:
+            minimum = option.bounds and option.bounds.minimum
+            flags.DEFINE_integer(name, option.default, option.meaning, minimum)
+        else:
+            flags.DEFINE_string(name, option.default, option.meaning)
     flags.mark_flags_as_required(["model", "input", "output"])
 
 
-OPTIONS = (
-    "text",
-    "text_pair",
-    "label",
-    "id",
-    "header_lines",
-    "word_column",
-    "tag_column",
-    "tags",
-    "passages",
-    "top_k",
-)
-
-
 def predict(
-    model_directory: str,
-    source: str,
+    model: str,
+    input: str,
     output: str,
     options: Mapping[str, object] | None = None,
     batch_size: int = ROWS_PER_BATCH,
     device: str | None = None,
-    num_devices: int = 1,
+    num_devices: int = ALL_DEVICES,
 ) -> dict[str, dict[str, float]]:
     """Predicts a file or a folder of files; returns the scores of each file with known labels.
 
     Args:
-      model_directory: as for `bert_jax.load`, with a fine-tuned head.
-      source, output: two files, or two folders. The output must not exist, and appears when it is
+      model: directory as for `bert_jax.load`, with a fine-tuned head.
+      input, output: two files, or two folders. The output must not exist, and appears when it is
         complete.
-      options: those of the task that are set, such as columns; see `PREDICT_OPTIONS` of its file.
+      options: those of the task that are set, such as columns: values of `OPTIONS`.
       batch_size, device: as for `encode`, on each device, and `bert_jax.load`.
       num_devices: over how many local devices the rows are spread; 0: all.
 
-    Raises ValueError, OSError or CheckpointError.
+    Raises ValueError, OSError or CheckpointError, which name arguments and options.
     """
-    source, target = pathlib.Path(source), pathlib.Path(output)
+    source, target = pathlib.Path(input), pathlib.Path(output)
     if not source.exists() and not str(source).startswith("tfds:"):
-        raise FileNotFoundError(f"--input={source} does not exist: expected a file or a folder")
+        raise FileNotFoundError(f"input={source} does not exist: expected a file or a folder")
     if "://" in str(output):
-        raise ValueError(f"--output={output}: expected a local path; copy the predictions later")
+        raise ValueError(f"output={output}: expected a local path; copy the predictions later")
     if target.exists():
-        raise FileExistsError(f"--output={target} exists: choose another, or remove it")
-    model = bert_jax.load(model_directory, device=device)
-    files = choose_files(make_predictor(model, options or {}), source, target)
-    apply = spread(model, batch_size, device, num_devices)
+        raise FileExistsError(f"output={target} exists: choose another, or remove it")
+    loaded = bert_jax.load(model, device=device)
+    files = choose_files(make_predictor(loaded, options or {}), source, target)
+    apply = spread(loaded, batch_size, device, num_devices)
     scores = {}
     with complete_files(target) as directory:
         for path, name in files:
-            predictor = make_predictor(model, options or {})  # With notes and scores of its own.
+            predictor = make_predictor(loaded, options or {})  # With notes and scores of its own.
             write = predictor.writers[pathlib.Path(name).suffix]
             write(directory / name, predict_blocks(apply, predictor, predictor.read(path)))
             if found := predictor.scores():
@@ -136,7 +138,7 @@ def spread(
     """Returns features -> outputs of the head, over several devices. Raises ValueError."""
     devices = jax.local_devices(backend=device)
     if num_devices > len(devices):
-        raise ValueError(f"--num_devices={num_devices}: there are {len(devices)}")
+        raise ValueError(f"num_devices={num_devices}: there are {len(devices)}")
     devices = devices[: num_devices or len(devices)]
     if len(devices) == 1:
         return functools.partial(model.head_outputs, batch_size=batch_size)
@@ -153,16 +155,16 @@ def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Pre
     """
     if not model.head:
         fix = "give the workdir of a run of bert_jax.finetune"
-        raise ValueError(f"--model={model.source} has no fine-tuned head: {fix}")
+        raise ValueError(f"model={model.source} has no fine-tuned head: {fix}")
     data, limit = model.settings.get("data", {}), model.config.max_position_embeddings
     trained = TrainedHead(model.head, data, model.tokenizer, limit)
     task, name = find_task(model)
-    for option in options:
+    for option, value in options.items():
         if option not in task.PREDICT_OPTIONS:
-            expected = ", ".join(f"--{each}" for each in task.PREDICT_OPTIONS) or "none"
+            expected = ", ".join(task.PREDICT_OPTIONS) or "none"
             raise ValueError(
-                f"--{option} is for other models: this one has a head for {model.head['task']}, of "
-                f"the task {name}, whose options are {expected}"
+                f"{option}={value} is for other models: this one has a head for "
+                f"{model.head['task']}, of the task {name}, whose options are {expected}"
             )
     defaults = {each: data.get(each, value) for each, value in task.PREDICT_OPTIONS.items()}
     if "header_lines" in defaults:  # Those of another file would be examples of this one.
@@ -186,10 +188,10 @@ def choose_files(
     if not source.is_dir():
         if target.suffix not in predictor.writers:
             expected = " or ".join(predictor.writers)
-            raise ValueError(f"--output={target}: expected a file with the suffix {expected}")
+            raise ValueError(f"output={target}: expected a file with the suffix {expected}")
         return [(source, target.name)]
     if target.suffix in predictor.writers:
-        raise ValueError(f"--output={target}: expected a folder, as --input={source} is one")
+        raise ValueError(f"output={target}: expected a folder, as input={source} is one")
     files = predictor.find_inputs(source)
     names = [name for _, name in files]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -212,7 +214,7 @@ def complete_files(target: pathlib.Path) -> Iterator[pathlib.Path]:
         if (temporary / target.name).exists():
             for path in temporary.iterdir():
                 if (beside := target.with_name(path.name)).exists():
-                    raise FileExistsError(f"{beside} exists: choose another --output, or remove it")
+                    raise FileExistsError(f"{beside} exists: choose another output, or remove it")
             for path in sorted(temporary.iterdir(), key=lambda path: path.name == target.name):
                 path.rename(target.with_name(path.name))  # The predictions themselves are last.
         else:
@@ -229,6 +231,8 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # Cleans up.
     options = {name: values[name].value for name in OPTIONS if values[name].value is not None}
     try:
+        for name in values["import"].value:
+            importlib.import_module(name)
         check_devices()
         scores = predict(
             values.model,
@@ -241,7 +245,10 @@ def main(argv: list[str]) -> None:
         )
     except (ImportError, ValueError, OSError, CheckpointError) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
-        sys.exit(f"{command_line.program_name()}: {command_line.describe_error(error)}")
+        message = command_line.describe_error(error)
+        argument = message.partition("=")[0]  # It has the name of its flag.
+        dashes = "--" if argument in values else ""
+        sys.exit(f"{command_line.program_name()}: {dashes}{message}")
     except KeyboardInterrupt:
         sys.exit(f"\n{command_line.program_name()}: interrupted; nothing is written")
     if scores:

@@ -4,18 +4,24 @@
 """
 
 import csv
+import importlib
 import json
+import pkgutil
 import random
+import subprocess
+import sys
 
 import pytest
 
 import bert_jax
-from bert_jax import predict
+from bert_jax import predict as program
+from bert_jax import tasks
 from bert_jax.inference import predictions
 from bert_jax.tasks.squad_scores import normalize
 from tests.helpers.corpora import WORDS, texts
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.helpers.models import write_head
+from tests.helpers.predict_equals_load import predict
 
 CLASSIFIERS = {
     "classification": {"labels": ["no", "yes"], "calibration_temperature": 1.7},
@@ -53,7 +59,7 @@ def test_blocks_of_a_table_are_predicted_and_scored_as_load_does(
     rows = [{"key": f"row {i}", "body": text, "y": labels()} for i, text in enumerate(texts(20))]
     path = write_table(tmp_path / f"new{suffix}", rows)
     columns = {"text": "body", "label": "y", "id": "key"}
-    scores = predict.predict(model, path, tmp_path / "out/found.jsonl", columns)
+    scores = predict(model, path, tmp_path / "out/found.jsonl", columns)
     expected = bert_jax.load(model).predict(path, **columns)
     assert scores["found.jsonl"] == expected.scores and expected.scores["examples"] == 20
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["found.jsonl"]
@@ -77,7 +83,7 @@ def test_a_table_with_errors_is_predicted_and_scored_as_load_does(task, tmp_path
     ]
     rows.insert(3, {"text": None, "label": None})  # As spreadsheets append.
     path = write_lines(tmp_path / "new.jsonl", rows)
-    scores = predict.predict(model, path, tmp_path / "found.jsonl")["found.jsonl"]
+    scores = predict(model, path, tmp_path / "found.jsonl")["found.jsonl"]
     loaded = bert_jax.load(model)
     for table in (path, rows):
         with pytest.warns(UserWarning) as warned:
@@ -101,7 +107,7 @@ def test_a_list_of_labels_that_was_written_as_text_is_an_error(tmp_path):
         with pytest.raises(ValueError, match=message.replace("|", r"\|")):
             bert_jax.load(model).predict(table)
     with pytest.raises(ValueError, match=message.replace("|", r"\|")):
-        predict.predict(model, path, tmp_path / "out.jsonl")
+        predict(model, path, tmp_path / "out.jsonl")
 
 
 def test_labels_that_the_head_lacks_are_predicted_but_not_scored(tmp_path):
@@ -109,7 +115,7 @@ def test_labels_that_the_head_lacks_are_predicted_but_not_scored(tmp_path):
     labels = ["no", "maybe", "", "yes", "no"]
     rows = [{"text": a, "label": b} for a, b in zip(texts(5), labels, strict=True)]
     path = write_table(tmp_path / "new.csv", rows)
-    scores = predict.predict(model, path, tmp_path / "all.jsonl")["all.jsonl"]
+    scores = predict(model, path, tmp_path / "all.jsonl")["all.jsonl"]
     lines = read_lines(tmp_path / "all.jsonl")
     assert [line["label"] for line in lines] == labels
     known = [line for line in lines if line["label"] in ("no", "yes")]
@@ -122,7 +128,7 @@ def test_each_file_of_a_folder_is_predicted_into_a_folder(tmp_path):
     (tmp_path / "in").mkdir()
     for number, name in enumerate(("a.csv", "b.jsonl")):
         write_table(tmp_path / "in" / name, [{"text": text} for text in texts(3, seed=number)])
-    assert predict.predict(model, tmp_path / "in", tmp_path / "out") == {}
+    assert predict(model, tmp_path / "in", tmp_path / "out") == {}
     for number, name in enumerate(("a.jsonl", "b.jsonl")):
         expected = bert_jax.load(model).classify(texts(3, seed=number), top_k=2)
         lines = read_lines(tmp_path / "out" / name)
@@ -140,14 +146,14 @@ def test_rows_over_two_devices_give_the_same_predictions(task, tmp_path):
     rows = [{"text": a, "question": b, "context": a} for a, b in pairs]
     path = write_lines(tmp_path / "in.jsonl", rows)
     for count in (1, 2):
-        predict.predict(model, path, tmp_path / f"{count}.jsonl", num_devices=count)
+        predict(model, path, tmp_path / f"{count}.jsonl", num_devices=count)
     one, two = (read_lines(tmp_path / f"{count}.jsonl") for count in (1, 2))
     for left, right in zip(one, two, strict=True):
         assert left["prediction"] == right["prediction"]
         if task == "classification":
             assert left["probabilities"] == pytest.approx(right["probabilities"], abs=1e-5)
-    with pytest.raises(ValueError, match="--num_devices=99: there are"):
-        predict.predict(model, path, tmp_path / "out.jsonl", num_devices=99)
+    with pytest.raises(ValueError, match="num_devices=99: there are"):
+        predict(model, path, tmp_path / "out.jsonl", num_devices=99)
 
 
 @pytest.fixture(scope="module")
@@ -158,17 +164,17 @@ def classifier(tmp_path_factory):
 @pytest.mark.parametrize(
     ("files", "options", "output", "error", "message"),
     [
-        ({}, {}, "out.jsonl", FileNotFoundError, "--input=.*in.csv does not exist"),
+        ({}, {}, "out.jsonl", FileNotFoundError, "input=.*in.csv does not exist"),
         ({"in.csv": ""}, {}, "out.jsonl", ValueError, "in.csv holds no examples"),
         ({"in.csv": "text\n"}, {}, "out.jsonl", ValueError, "in.csv holds no examples"),
         ({"in.csv": "body\nx\n"}, {}, "out.jsonl", ValueError, "line 2: no column 'text'; found"),
         ({"in.csv": "text\nx\n"}, {"label": "y"}, "out.jsonl", ValueError, "no column 'y'; found"),
-        ({"in.csv": "text\nx\n"}, {}, "in.csv", FileExistsError, "--output=.*in.csv exists"),
+        ({"in.csv": "text\nx\n"}, {}, "in.csv", FileExistsError, "output=.*in.csv exists"),
         ({"in.csv": "text\nx\n"}, {}, "out.txt", ValueError, "expected a file with the suffix"),
         ({"in.csv": "text\nx\n"}, {}, "gs://a/out.jsonl", ValueError, "expected a local path"),
         ({"in.txt": "the O\n"}, {}, "out.jsonl", ValueError, "in.txt has an unknown suffix"),
         ({"in.csv": "text\nx\ny,z\n"}, {}, "out.jsonl", ValueError, "line 3: expected 1 fields"),
-        ({"in.csv": "text\nx\n"}, {"top_k": 3}, "out.jsonl", ValueError, "--top_k is for other m"),
+        ({"in.csv": "text\nx\n"}, {"top_k": 3}, "out.jsonl", ValueError, "top_k=3 is for other m"),
     ],
 )  # fmt: skip
 def test_bad_input_is_an_error_that_leaves_no_output(
@@ -179,7 +185,7 @@ def test_bad_input_is_an_error_that_leaves_no_output(
         (tmp_path / name).write_text(text)
     target = output if "://" in output else tmp_path / output
     with pytest.raises(error, match=message):
-        predict.predict(classifier, source, target, options)
+        predict(classifier, source, target, options)
     assert {path.name for path in tmp_path.iterdir()} == files.keys()
 
 
@@ -187,7 +193,7 @@ def test_error_in_a_later_block_leaves_no_output(classifier, tmp_path, monkeypat
     monkeypatch.setattr(predictions, "BLOCK", 2)
     path = write_lines(tmp_path / "in.jsonl", [{"text": "the"}] * 4 + [{"body": "the"}])
     with pytest.raises(ValueError, match="line 5: no column 'text'"):
-        predict.predict(classifier, path, tmp_path / "out.jsonl")
+        predict(classifier, path, tmp_path / "out.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -201,13 +207,13 @@ def test_directory_without_a_trained_head_is_an_error(kind, tmp_path):
     message = {"no model": "holds no complete checkpoint", "no head": "has no fine-tuned head"}
     directory = tmp_path / ("encoder" if kind == "no head" else "")
     with pytest.raises((ValueError, FileNotFoundError), match=message[kind]):
-        predict.predict(directory, tmp_path / "in.csv", tmp_path / "out.jsonl")
+        predict(directory, tmp_path / "in.csv", tmp_path / "out.jsonl")
 
 
 def test_json_of_words_is_kept_as_written(classifier, tmp_path):
     rows = [{"text": " ".join(WORDS[:3]), "n": 1.50, "flag": True}]
     path = write_lines(tmp_path / "in.jsonl", rows)
-    predict.predict(classifier, path, tmp_path / "out.jsonl")
+    predict(classifier, path, tmp_path / "out.jsonl")
     line = json.loads((tmp_path / "out.jsonl").read_text())
     assert (line["id"], line["n"], line["flag"]) == ("0", "1.5", "true")
 
@@ -233,13 +239,13 @@ def test_answers_are_scored_by_the_official_rules(suffix, tmp_path, monkeypatch)
     pairs = [("the old king", text) for text in texts(8, seed=4)]
     answers = bert_jax.load(model).answer(*map(list, zip(*pairs, strict=True)))
     path = write_questions(tmp_path / "in.json", pairs, answers, null=False)
-    scores = predict.predict(model, path, tmp_path / f"out{suffix}")[f"out{suffix}"]
+    scores = predict(model, path, tmp_path / f"out{suffix}")[f"out{suffix}"]
     texts_of = [best.text for best, *_ in answers[1:]]  # The official F1 of "the" is 0.
     f1 = sum(bool(normalize(text)) for text in texts_of)
     assert scores == {"exact": 7 / 8, "f1": f1 / 8, "questions": 8}
     # A head that always answers is not scored on questions without an answer.
     path = write_questions(tmp_path / "second.json", pairs, answers, null=True)
-    scores = predict.predict(model, path, tmp_path / f"null{suffix}")[f"null{suffix}"]
+    scores = predict(model, path, tmp_path / f"null{suffix}")[f"null{suffix}"]
     assert scores == {"exact": 1, "f1": f1 / 7, "questions": 7}
 
 
@@ -248,13 +254,13 @@ def test_run_of_a_bi_encoder_is_scored_by_the_ranks_of_the_positives(tmp_path):
     model = write_head(tmp_path, task="embedding", labels=[], **options)
     passages = texts(30, seed=1)
     path = write_table(tmp_path / "passages.csv", [{"text": text} for text in passages])
-    predict.predict(model, path, tmp_path / "vectors.npy")
+    predict(model, path, tmp_path / "vectors.npy")
     queries = texts(8, seed=2)
     positives = [*random.Random(0).choices(passages, k=7), "not among the passages"]
     rows = [{"query": q, "positive": p} for q, p in zip(queries, positives, strict=True)]
     path = write_lines(tmp_path / "queries.jsonl", [*rows, {"query": "the"}])
     columns = {"passages": str(tmp_path / "vectors.npy"), "top_k": 30}
-    scores = predict.predict(model, path, tmp_path / "run.txt", columns)["run.txt"]
+    scores = predict(model, path, tmp_path / "run.txt", columns)["run.txt"]
     loaded = bert_jax.load(model)
     similar = loaded.encode(queries, max_length=16) @ loaded.encode(passages).T
     ranks = [
@@ -270,13 +276,13 @@ def test_vectors_replace_no_file_beside_them(tmp_path):
     model = write_head(tmp_path, task="embedding", labels=[], max_seq_length=32)
     path = write_lines(tmp_path / "passages.jsonl", [{"text": text} for text in texts(3, seed=1)])
     before = (tmp_path / "passages.jsonl").read_bytes()
-    predict.predict(model, path, str(tmp_path / "passages.npy"))
+    predict(model, path, str(tmp_path / "passages.npy"))
     assert (tmp_path / "passages.jsonl").read_bytes() == before
     ids = tmp_path / "passages.ids.jsonl"
     assert [json.loads(line)["id"] for line in ids.read_text().splitlines()] == ["0", "1", "2"]
     (tmp_path / "passages.npy").unlink()
     with pytest.raises(FileExistsError, match=r"passages\.ids\.jsonl"):
-        predict.predict(model, path, str(tmp_path / "passages.npy"))
+        predict(model, path, str(tmp_path / "passages.npy"))
     assert not (tmp_path / "passages.npy").exists()
 
 
@@ -294,7 +300,7 @@ def test_candidates_of_a_cross_encoder_are_scored(tmp_path):
         for number, (query, ranked) in enumerate(zip(texts(6, seed=2), rankings, strict=True))
     ]
     path = write_lines(tmp_path / "in.jsonl", rows)
-    scores = predict.predict(model, path, tmp_path / "out.jsonl")["out.jsonl"]
+    scores = predict(model, path, tmp_path / "out.jsonl")["out.jsonl"]
     ranks = [number % 5 + 1 for number in range(6)]
     assert scores["mrr_at_10"] == pytest.approx(sum(1 / rank for rank in ranks) / 6)
     assert [line["rank"] for line in read_lines(tmp_path / "out.jsonl")] == ranks
@@ -322,7 +328,7 @@ def test_input_of_another_form_is_an_error(task, tmp_path):
         name, text = FORMS[form]
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=name.replace(".", r"\.")):
-            predict.predict(model, tmp_path / name, tmp_path / f"out.{suffix}")
+            predict(model, tmp_path / name, tmp_path / f"out.{suffix}")
         assert not (tmp_path / f"out.{suffix}").exists()
 
 
@@ -331,14 +337,14 @@ def test_input_of_another_form_is_an_error(task, tmp_path):
     [
         ({"passages": "nowhere.npy"}, "passages=nowhere.npy"),
         ({"passages": "passages.jsonl"}, "passages=passages.jsonl"),
-        ({"label": "y"}, "--label is for other models: this one has a head for embedding"),
+        ({"label": "y"}, "label=y is for other models: this one has a head for embedding"),
     ],
 )
 def test_wrong_option_of_a_bi_encoder_is_an_error(options, message, tmp_path):
     model = write_head(tmp_path, task="embedding", labels=[])
     path = write_lines(tmp_path / "in.jsonl", [{"query": "the"}])
     with pytest.raises(ValueError, match=message):
-        predict.predict(model, path, tmp_path / "out.txt", options)
+        predict(model, path, tmp_path / "out.txt", options)
 
 
 def test_columns_but_not_header_lines_are_those_of_the_run(tmp_path):
@@ -347,5 +353,20 @@ def test_columns_but_not_header_lines_are_those_of_the_run(tmp_path):
     model.settings |= {"task": "text_classification", "data": data}
     model.save(tmp_path / "run")
     (tmp_path / "in.csv").write_text("Body,Topic\nthe,no\nriver,no\nking,yes\n")
-    scores = predict.predict(tmp_path / "run", tmp_path / "in.csv", tmp_path / "out.jsonl")
+    scores = predict(tmp_path / "run", tmp_path / "in.csv", tmp_path / "out.jsonl")
     assert scores["out.jsonl"]["examples"] == len(read_lines(tmp_path / "out.jsonl")) == 3
+
+
+def test_every_option_of_a_task_is_a_flag_and_every_flag_is_one_of_a_task():
+    names = [each.name for each in pkgutil.iter_modules(tasks.__path__, "bert_jax.tasks.")]
+    taken = [getattr(importlib.import_module(name), "PREDICT_OPTIONS", {}) for name in names]
+    assert set().union(*taken) == program.OPTIONS.keys()
+
+
+def test_program_imports_own_modules_first_and_names_flags_in_errors(tmp_path):
+    (tmp_path / "own.py").write_text("print('imported')")
+    flags = ("--import=own", "--model=.", "--input=nothing.csv", "--output=found.jsonl")
+    command = [sys.executable, "-m", "bert_jax.predict", *flags]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (1, "imported\n")
+    assert "predict: --input=nothing.csv does not exist" in run.stderr

@@ -7,7 +7,6 @@ store neither.
 import pytest
 
 import bert_jax
-from bert_jax.predict import predict
 from tests.helpers.corpora import texts
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.helpers.models import write_head
@@ -18,6 +17,7 @@ from tests.helpers.predict_equals_load import (
     check_rankings,
     check_retrieval,
     check_tags,
+    predict,
 )
 
 pytestmark = pytest.mark.usefixtures("two_devices")

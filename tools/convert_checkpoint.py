@@ -11,6 +11,7 @@ converted bi-encoder or cross-encoder can also be read by sentence-transformers.
 Face's DST has a README.md, a model card with the run's scores; fill in the marked fields.
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -36,6 +37,9 @@ GENERATOR = flags.DEFINE_bool(
 
 ALLOW_NON_FINITE = flags.DEFINE_bool(
     "allow_non_finite", False, "Warn about weights that are NaN or infinite instead of failing."
+)
+IMPORT = flags.DEFINE_list(
+    "import", [], "Modules on the Python path to import first, such as that of a head of your own."
 )
 
 
@@ -91,6 +95,8 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     source, destination = (pathlib.Path(argument).absolute() for argument in argv[1:])
     try:
+        for name in IMPORT.value:
+            importlib.import_module(name)
         convert(source, destination, TO.value, GENERATOR.value, ALLOW_NON_FINITE.value)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"convert_checkpoint: {describe_error(error)}")

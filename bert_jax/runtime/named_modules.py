@@ -15,7 +15,8 @@ def import_part(package: str, name: str, offers: str, only_imported: bool = Fals
     """
     module = name if "." in name else f"{package}.{name}"
     if only_imported and "." in name and name not in sys.modules:
-        raise ValueError(f"the checkpoint needs the module {name!r}: import it before")
+        fix = f"import it before; with a program, --import={name}"
+        raise ValueError(f"the checkpoint needs the module {name!r}: {fix}")
     problem = f"does not define {offers}"
     try:
         part = importlib.import_module(module)

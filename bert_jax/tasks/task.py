@@ -115,10 +115,10 @@ class TrainedHead(NamedTuple):
 class Predictor(Protocol):
     """Predicts files with a trained head, in blocks of examples: `get_predictor` of a task.
 
-    A task's file offers `PREDICT_OPTIONS`, the names and default values of the flags of
-    `bert_jax.predict` that it takes, such as columns, and
-    `get_predictor(trained, options, given) -> Predictor`, where `given` are the options set by
-    flags; others have the value of the run that trained the head.
+    A task's file offers `PREDICT_OPTIONS`, the names and default values of those of `OPTIONS` in
+    bert_jax/predict.py that it takes, such as columns, and
+    `get_predictor(trained, options, given) -> Predictor`, where `given` are the options that the
+    user has set; others have the value of the run that trained the head.
 
     Attributes:
       writers: of each suffix that an output may have, the function (path, blocks) that writes the

@@ -1,5 +1,6 @@
 """Checks that `bert_jax.predict` predicts what `bert_jax.load` predicts, for each task."""
 
+import functools
 import json
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 from scipy.special import softmax
 
 import bert_jax
-from bert_jax.predict import predict
+from bert_jax import predict as program
 from tests.helpers.corpora import texts
 from tests.helpers.json_lines import read_lines, write_lines
+
+predict = functools.partial(program.predict, num_devices=1)  # As `load`, on one of the eight.
 
 
 def check_classes(task, is_pair, model, tmp_path):

@@ -10,11 +10,11 @@ import tensorflow_datasets as tfds
 import bert_jax
 from bert_jax import finetune
 from bert_jax.configs.finetune.glue import get_config
-from bert_jax.predict import predict
 from bert_jax.tasks import glue
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_tfds, write_vocabulary
 from tests.helpers.models import write_random_encoder
+from tests.helpers.predict_equals_load import predict
 
 PAIRS = [("the river", "a town"), ('a "stone', "the king"), ("old road", "new city"), ("war", "")]
 # Format of each set in the download: header of train and dev, header of test, and a line of each.

@@ -119,5 +119,5 @@ def test_a_run_trains_it_and_its_predictions_are_those_of_load(tmp_path):
     assert scores == {"found.jsonl": {"within_half": result["dev"]["within_half"]}}
     found = [line["prediction"] for line in read_lines(tmp_path / "found.jsonl")]
     assert found == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(ValueError, match=r"--text is for other models: .* whose options are none"):
+    with pytest.raises(ValueError, match=r"text=answer is for .* whose options are none"):
         predict.predict(tmp_path / "run", path, tmp_path / "other.jsonl", {"text": "answer"})

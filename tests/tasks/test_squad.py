@@ -17,13 +17,13 @@ from bert_jax.configs.finetune import squad as squad_config
 from bert_jax.finetune import train_and_evaluate
 from bert_jax.finetuning.finetune_fields import check_numbers
 from bert_jax.model.heads import make_model
-from bert_jax.predict import predict
 from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
 from tests.helpers.json_lines import write_lines
 from tests.helpers.models import batch_of_row, small_model_config
+from tests.helpers.predict_equals_load import predict
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
