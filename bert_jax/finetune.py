@@ -167,7 +167,7 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
             exit_stack.callback(run.writer.close)
         state = stack.initial_state()
         progress = monitoring.progress_bar(stack.first_step, stack.num_steps)
-        preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
+        stop_request = exit_stack.enter_context(contextlib.closing(distributed.StopRequest()))
         # As if the run had never been interrupted.
         began = time.monotonic() - max(run.writer.seconds for run in stack.runs)
         predict_with = functools.partial(predict_split, setup, watchdog)
@@ -200,7 +200,7 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                     monitoring.log_first_step(state)
                 progress.update()
 
-                stops = preemption.should_stop()
+                stops = stop_request.should_stop()
                 ends_trials = step == stop
                 is_regular = step % eval_every == 0
                 reports = step % config.log_every == 0 or is_regular or ends_trials
@@ -219,12 +219,12 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                     stack.save(state)
                 if stops:
                     checkpointer.wait()
-                    raise RunStopped(step, preemption.interrupted)
+                    raise RunStopped(step, stop_request.interrupted)
             stack.finish(state.params, predict_with, began, watchdog.beat)
         progress.close()
     remove_training_state(directory)
-    if preemption.requested_at_end:  # Other trials may be left to train.
-        raise RunStopped(stack.num_steps, preemption.interrupted)
+    if stop_request.requested_at_end:  # Other trials may be left to train.
+        raise RunStopped(stack.num_steps, stop_request.interrupted)
 
 
 def predict_split(setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict) -> list:

@@ -133,7 +133,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     exit_stack.callback(writer.close)
     timer = StepTimer(workdir, writer, started, writes=is_main)
     progress = monitoring.progress_bar(first_step, num_steps)
-    preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
+    stop_request = exit_stack.enter_context(contextlib.closing(distributed.StopRequest()))
 
     eval_steps = make_eval_steps(setup, frozen)
 
@@ -183,7 +183,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 timer.start(step)
             progress.update()
 
-            stops = preemption.should_stop()  # All processes agree on the step.
+            stops = stop_request.should_stop()  # All processes agree on the step.
             ends_phase = step == phase.stop
             is_early = forecast.is_early(step, phase, config.log_every)
             reports = is_due(step, config.log_every) or is_early or ends_phase
@@ -222,7 +222,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 checkpointer.save(state)  # Returns when the state is copied, and writes on.
             if stops:
                 checkpointer.wait()
-                raise RunStopped(step, preemption.interrupted)
+                raise RunStopped(step, stop_request.interrupted)
             timer.start(step)
 
     # The evaluation on the last phase's rows is the result of the run.

@@ -17,15 +17,15 @@ from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_chec
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.trials import Trial, summarize_seeds
-from bert_jax.predict import predict
 from bert_jax.runtime import distributed
 from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import WORDS, write_vocabulary
-from tests.helpers.earlier import make_earlier_checkpoint
 from tests.helpers.json_lines import read_lines
+from tests.helpers.legacy import make_legacy_checkpoint
 from tests.helpers.models import write_weights
+from tests.helpers.predict_equals_load import predict
 from tests.helpers.runs import stopped_after_save
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -197,14 +197,14 @@ def test_resumed_run_equals_uninterrupted_run(
 def test_run_stopped_by_a_signal_between_two_reports_writes_the_same_metrics(
     finished, given, setup, tmp_path, monkeypatch
 ):
-    class SignaledPreemption(distributed.Preemption):
+    class SignaledStop(distributed.StopRequest):
         steps = itertools.count(1)
 
         def should_stop(self):
             return next(self.steps) == 7
 
     with monkeypatch.context() as patched, pytest.raises(RunStopped):
-        patched.setattr(distributed, "Preemption", SignaledPreemption)
+        patched.setattr(distributed, "StopRequest", SignaledStop)
         finetune.run_trials(setup, [Trial(setup.config, tmp_path)], tmp_path)
     assert records(tmp_path)[-1]["step"] == 6
     finetune.train_and_evaluate(small_config(given), tmp_path)
@@ -214,11 +214,11 @@ def test_run_stopped_by_a_signal_between_two_reports_writes_the_same_metrics(
 def test_run_stopped_after_its_last_step_has_ended_and_leaves_no_training_state(
     finished, given, setup, tmp_path, monkeypatch
 ):
-    class SignaledPreemption(distributed.Preemption):
+    class SignaledStop(distributed.StopRequest):
         requested_at_end = True
 
     with monkeypatch.context() as patched, pytest.raises(RunStopped, match="at step 16"):
-        patched.setattr(distributed, "Preemption", SignaledPreemption)
+        patched.setattr(distributed, "StopRequest", SignaledStop)
         finetune.run_trials(setup, [Trial(setup.config, tmp_path)], tmp_path)
     assert_equal_runs(finished[0], tmp_path)
     assert not (tmp_path / "checkpoints").exists()
@@ -232,13 +232,13 @@ def test_run_stopped_after_its_last_step_has_ended_and_leaves_no_training_state(
 def test_run_of_an_earlier_version_is_resumed_bit_for_bit(finished, given, tmp_path):
     """Its weights and its checkpoint store the tokenizer in another form."""
     shutil.copytree(given, tmp_path / "given")
-    make_earlier_checkpoint(tmp_path / "given/weights")
+    make_legacy_checkpoint(tmp_path / "given/weights")
     config = small_config(tmp_path / "given")
 
     with stopped_after_save(finetune):
         finetune.train_and_evaluate(config, tmp_path / "run")
     (step,) = saved_steps(tmp_path / "run/checkpoints")
-    make_earlier_checkpoint(tmp_path / f"run/checkpoints/{step}")
+    make_legacy_checkpoint(tmp_path / f"run/checkpoints/{step}")
     finetune.train_and_evaluate(small_config(given), tmp_path / "run")
     assert_equal_runs(finished[0], tmp_path / "run")
 

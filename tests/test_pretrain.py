@@ -50,8 +50,8 @@ from bert_jax.training.state import init_state
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import build_small_corpus, random_text
-from tests.helpers.earlier import make_earlier_checkpoint, make_earlier_corpus
 from tests.helpers.json_lines import read_lines
+from tests.helpers.legacy import make_legacy_checkpoint, make_legacy_corpus
 from tests.helpers.models import small_model_config
 from tests.helpers.runs import saved_params, small_config, stopped_after_save
 
@@ -145,7 +145,7 @@ def test_resumed_run_equals_uninterrupted_run(
                 self.wait()
                 raise Stop
 
-    class SignaledPreemption(distributed.Preemption):
+    class SignaledStop(distributed.StopRequest):
         steps = itertools.count(1)
 
         def should_stop(self):
@@ -154,7 +154,7 @@ def test_resumed_run_equals_uninterrupted_run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "Checkpointer", StoppingCheckpointer)
         if signaled:
-            patch.setattr(distributed, "Preemption", SignaledPreemption)
+            patch.setattr(distributed, "StopRequest", SignaledStop)
         with pytest.raises(RunStopped if signaled else Stop):
             pretrain.train_and_evaluate(config, tmp_path)
     caplog.set_level("INFO", "absl")
@@ -184,14 +184,14 @@ def test_resumed_run_equals_uninterrupted_run(
 def test_run_of_an_earlier_version_is_resumed_bit_for_bit(finished, corpus, long_corpus, tmp_path):
     """Its corpora and its checkpoint store the tokenizer in another form."""
     earlier = [
-        make_earlier_corpus(shutil.copytree(each, tmp_path / name))
+        make_legacy_corpus(shutil.copytree(each, tmp_path / name))
         for name, each in (("short", corpus), ("long", long_corpus))
     ]
     config = small_config(*earlier, checkpoint_every=3)
 
     with stopped_after_save(pretrain):
         pretrain.train_and_evaluate(config, tmp_path / "run")
-    make_earlier_checkpoint(tmp_path / "run/checkpoints/3")
+    make_legacy_checkpoint(tmp_path / "run/checkpoints/3")
     pretrain.train_and_evaluate(config, tmp_path / "run")
     assert_equal_trees(saved_params(finished[0]), saved_params(tmp_path / "run"))
 

@@ -1,4 +1,4 @@
-"""Converts BERT and its descendants from the format of Hugging Face's transformers library.
+"""Reads BERT and its descendants as transformers stores them; `export.py` writes that format.
 
 Needs neither transformers nor torch; see `pickled.py` for files of old versions of torch.
 """

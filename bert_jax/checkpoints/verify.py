@@ -1,4 +1,7 @@
-"""Reads an entire checkpoint to find damage, and copies it."""
+"""Reads an entire checkpoint to find any damage, and copies it; `tools/check_checkpoint.py`.
+
+Besides its files, which `checksums.py` compares, it checks the values and shapes of all arrays.
+"""
 
 import filecmp
 import json

@@ -48,7 +48,7 @@ def initialize(
     )
     timer = threading.Timer(initialization_timeout, exit_now, (message, 1))
     timer.start()  # JAX itself would abort without a message.
-    # JAX then catches SIGTERM and agrees with all processes on the last step; see Preemption.
+    # JAX then catches SIGTERM and agrees with all processes on the last step; see StopRequest.
     jax.config.update("jax_enable_preemption_service", True)
     try:
         jax.distributed.initialize(
@@ -135,7 +135,7 @@ def stop_signals(is_distributed: bool) -> list[signal.Signals]:
     return numbers
 
 
-class Preemption:
+class StopRequest:
     """Stops all processes after the same step, on SIGTERM, SIGHUP or Ctrl-C."""
 
     _steps = itertools.count(1)  # JAX needs numbers that no run of this process repeats.

@@ -19,7 +19,7 @@ from bert_jax.runtime.model_files import (
     hub_hint,
     parse_json,
 )
-from bert_jax.tokenizers import byte_pair, earlier, unigram
+from bert_jax.tokenizers import byte_pair, legacy, unigram
 from bert_jax.tokenizers.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
 from bert_jax.tokenizers.huggingface import (
     ADDED_TOKENS_FILENAME,
@@ -189,7 +189,7 @@ class LibraryTokenizer(Tokenizer):
     @functools.cached_property
     def sha256(self) -> str:
         # Hashes the form that earlier versions stored, so that their runs can be resumed.
-        return hashlib.sha256(earlier.file_content(self.stored)).hexdigest()
+        return hashlib.sha256(legacy.file_content(self.stored)).hexdigest()
 
     def files(self) -> dict[str, bytes]:
         spec = tokenizer_json(self.stored)
@@ -373,7 +373,7 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
         if named and not path.exists():
             raise FileNotFoundError(f"no vocabulary at {path}: there is no such file")
         return _of_library(read_directory(directory, lower_case, named))
-    names = (VOCABULARY_FILENAME, *earlier.JSON_FILENAMES, SENTENCEPIECE_FILENAME)
+    names = (VOCABULARY_FILENAME, *legacy.JSON_FILENAMES, SENTENCEPIECE_FILENAME)
     if path.is_dir():
         path = next((path / name for name in names if (path / name).exists()), path)
     if not path.is_file():
@@ -422,7 +422,7 @@ def _find_stored(path: pathlib.Path) -> pathlib.Path | None:
     if (path / LAYOUT_FILENAME).exists():
         return path
     for pattern in ("", "*/", "checkpoints/*/", "best/*/"):
-        for name in (LAYOUT_FILENAME, earlier.CHECKPOINT_FILENAME):
+        for name in (LAYOUT_FILENAME, legacy.CHECKPOINT_FILENAME):
             if found := sorted(path.glob(f"{pattern}vocabulary/{name}")):
                 return found[-1].parent
     return None
@@ -455,16 +455,16 @@ def tokenizer_from_bytes(
         return SentencePieceTokenizer(content, filename)
     if filename.endswith(".json"):
         values = parse_json(content, filename)
-        read = earlier.read_json_file if "special_tokens" in values else read_alone
+        read = legacy.read_json_file if "special_tokens" in values else read_alone
         return _of_library(read(values, filename, lower_case))
     return _of_library(read_vocabulary(content, filename, lower_case))
 
 
 def read_stored(directory: pathlib.Path) -> Tokenizer:
     """Reads the files of `Tokenizer.files` from a directory. Raises ValueError for damaged ones."""
-    if (directory / earlier.CHECKPOINT_FILENAME).exists():
+    if (directory / legacy.CHECKPOINT_FILENAME).exists():
         return tokenizer_from_bytes(
-            *earlier.read_checkpoint_file(directory / earlier.CHECKPOINT_FILENAME)
+            *legacy.read_checkpoint_file(directory / legacy.CHECKPOINT_FILENAME)
         )
     path = directory / LAYOUT_FILENAME
     values = parse_json(path.read_bytes(), path)

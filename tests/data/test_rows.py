@@ -14,7 +14,7 @@ from bert_jax.data import rows as rows_module
 from bert_jax.data.packing import row_dtype
 from bert_jax.data.rows import END_BYTES, FORMAT_VERSION, CorpusError, Rows
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
-from tests.helpers.earlier import make_earlier_corpus
+from tests.helpers.legacy import make_legacy_corpus
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(50))]
 TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join(WORDS).encode())
@@ -127,7 +127,7 @@ def write_numbered_rows(directory, num_rows, block_rows, tokens=None):
 
 def test_corpus_of_an_earlier_version_has_the_same_rows_and_tokenizer(corpus):
     rows = Rows(corpus, "train", shuffle_seed=3)
-    earlier = Rows(make_earlier_corpus(corpus), "train", shuffle_seed=3)
+    earlier = Rows(make_legacy_corpus(corpus), "train", shuffle_seed=3)
     assert not (corpus / "tokenizer.json").exists()
     assert earlier.tokenizer.sha256 == rows.tokenizer.sha256
     assert_same(earlier.read(0, 40), rows.read(0, 40))

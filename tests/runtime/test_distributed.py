@@ -312,10 +312,10 @@ def test_comparison_of_programs_covers_every_folder_of_the_package(monkeypatch, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signal_stops_the_run_after_its_step(number):
     handlers = {each: signal.getsignal(each) for each in (number, signal.SIGHUP)}
-    with contextlib.closing(distributed.Preemption()) as preemption:
-        assert not preemption.should_stop()
+    with contextlib.closing(distributed.StopRequest()) as stop_request:
+        assert not stop_request.should_stop()
         signal.raise_signal(number)
-        assert preemption.should_stop() and preemption.interrupted == (number == signal.SIGINT)
+        assert stop_request.should_stop() and stop_request.interrupted == (number == signal.SIGINT)
     assert {each: signal.getsignal(each) for each in handlers} == handlers
 
 
@@ -323,8 +323,8 @@ def test_ignored_sighup_stays_ignored():
     """As nohup sets it."""
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with contextlib.closing(distributed.Preemption()) as preemption:
+        with contextlib.closing(distributed.StopRequest()) as stop_request:
             signal.raise_signal(signal.SIGHUP)
-            assert not preemption.should_stop()
+            assert not stop_request.should_stop()
     finally:
         signal.signal(signal.SIGHUP, previous)

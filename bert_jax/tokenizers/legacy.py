@@ -1,4 +1,4 @@
-"""Tokenizers as versions until November 2026 stored them: in one file, in corpora and checkpoints.
+"""Reads the one file in which corpora and checkpoints until November 2026 stored a tokenizer.
 
 It was `vocab.txt` where that says all, or JSON named after the algorithm, with the special tokens,
 the tokenizer in the library's format, and whether a mask takes the white space before it.

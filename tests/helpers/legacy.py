@@ -8,7 +8,7 @@ import shutil
 
 from bert_jax.checkpoints.checksums import CHECKSUMS, write_checksums
 from bert_jax.data.rows import MANIFEST, manifest_checksum
-from bert_jax.tokenizers import earlier
+from bert_jax.tokenizers import legacy
 from bert_jax.tokenizers.tokenizer import SentencePieceTokenizer, load_tokenizer
 from bert_jax.tokenizers.wordpiece import vocabulary_alone
 
@@ -19,11 +19,11 @@ def one_file(tokenizer) -> tuple[str, bytes]:
         return "spiece.model", tokenizer.files()["spiece.model"]
     is_alone = vocabulary_alone(tokenizer.stored) is not None
     filename = "vocab.txt" if is_alone else f"{tokenizer.stored.kind.lower()}.json"
-    return filename, earlier.file_content(tokenizer.stored)
+    return filename, legacy.file_content(tokenizer.stored)
 
 
-def make_earlier_corpus(directory: pathlib.Path) -> pathlib.Path:
-    """Changes a corpus to the earlier form; returns it."""
+def make_legacy_corpus(directory: pathlib.Path) -> pathlib.Path:
+    """Changes a corpus to the form of earlier versions; returns it."""
     tokenizer = load_tokenizer(directory)
     filename, content = one_file(tokenizer)
     for name in tokenizer.files():
@@ -40,8 +40,8 @@ def make_earlier_corpus(directory: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-def make_earlier_checkpoint(directory: pathlib.Path) -> pathlib.Path:
-    """Changes a checkpoint to the earlier form; returns it."""
+def make_legacy_checkpoint(directory: pathlib.Path) -> pathlib.Path:
+    """Changes a checkpoint to the form of earlier versions; returns it."""
     filename, content = one_file(load_tokenizer(directory))
     shutil.rmtree(directory / "vocabulary")
     values = {
