@@ -31,7 +31,6 @@ from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.masked_lm import (
     MaskedLm,
     PretrainingModel,
-    example_batch,
     target_sums,
 )
 from bert_jax.runtime import distributed
@@ -52,7 +51,7 @@ from tests.helpers import commands
 from tests.helpers.corpora import build_small_corpus, random_text
 from tests.helpers.json_lines import read_lines
 from tests.helpers.legacy import make_legacy_checkpoint, make_legacy_corpus
-from tests.helpers.models import small_model_config
+from tests.helpers.models import example_batch, small_model_config
 from tests.helpers.runs import saved_params, small_config, stopped_after_save
 
 pytestmark = pytest.mark.usefixtures("two_devices")

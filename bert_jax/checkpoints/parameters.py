@@ -19,8 +19,8 @@ from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import find_head, make_model
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
-from bert_jax.objectives.replaced_tokens import ReplacedTokenHead
+from bert_jax.objectives.masked_lm import PretrainingModel
+from bert_jax.objectives.replaced_tokens import Discriminator
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 OPTIONAL_MODULES = ("encoder/pooler", *PRETRAINING_HEADS)
@@ -188,20 +188,21 @@ def parameter_shapes(config, head: Mapping | None = None) -> dict:
 
 @functools.lru_cache  # Tracing a model takes longer than reading a small one.
 def _traced_shapes(config, head_json: str) -> dict:
-    key, head = jax.random.key(0), json.loads(head_json)
-    params = jax.eval_shape(PretrainingModel(config).init, key, example_batch())["params"]
+    head, tokens = json.loads(head_json), np.zeros((1, 2), np.int32)
+    rows = {"tokens": tokens, "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
+
+    def init(key, model):
+        batch = rows | unpack_rows(rows) | {"target_positions": tokens}
+        return model.init(key, batch)["params"]
+
+    def shapes(model):
+        return jax.eval_shape(functools.partial(init, model=model), jax.random.key(0))
+
+    params = shapes(PretrainingModel(config))
     if getattr(config, "family", "") == "electra":
-        x = np.zeros((1, 1, config.hidden_size), np.float32)
-        discriminator = jax.eval_shape(ReplacedTokenHead(config).init, key, x)["params"]
-        params |= {"discriminator": discriminator}
+        params = shapes(Discriminator(config)) | params
     if head and (head["labels"] or head.get("projections")):  # Others have no parameters.
-        bounds = np.zeros((1, 1, 3), np.int32)
-        rows = {"tokens": np.zeros((1, 2), np.int32), "sequence_bounds": bounds}
-
-        def init(key):
-            return make_model(config, head).init(key, rows | unpack_rows(rows))["params"]
-
-        params = jax.eval_shape(init, key) | params
+        params = shapes(make_model(config, head)) | params
     return flax.traverse_util.flatten_dict(params, sep="/")
 
 

@@ -176,13 +176,6 @@ def loss_sums(name: str, logits: jax.Array, targets: jax.Array, weights: jax.Arr
     }
 
 
-def example_batch() -> Batch:
-    """Returns the smallest batch of a `PretrainingModel`, to initialize it without an objective."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    names = "tokens", "segment_ids", "position_ids", "sequence_ids"
-    return dict.fromkeys((*names, "target_positions", "pooled_positions"), ids)
-
-
 def flops_per_row(
     model_config, length: int, num_targets: int, max_sequences: int, next_sentence: bool
 ) -> float:

@@ -31,7 +31,6 @@ from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import (
     MaskedLm,
     PretrainingModel,
-    example_batch,
     flops_per_row,
     loss_sums,
 )
@@ -157,7 +156,9 @@ class ReplacedTokenModel(Discriminator):
         return PretrainingModel(config, False, self.plan, parent=None)
 
     def _init_generator(self, key: jax.Array) -> dict:
-        params = self.generator.init(key, example_batch())["params"]
+        names = "tokens", "segment_ids", "position_ids", "sequence_ids", "target_positions"
+        batch = dict.fromkeys(names, jnp.zeros((1, 2), jnp.int32))  # Any: it has no influence.
+        params = self.generator.init(key, batch)["params"]
         if not self.settings.ties_embeddings:
             return params
         embeddings = params["encoder"]["embeddings"]

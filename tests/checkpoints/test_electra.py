@@ -11,12 +11,11 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import generator_of, read_model
 from bert_jax.model.execution import ExecutionPlan
-from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.objectives.replaced_tokens import GeneratorSettings, ReplacedTokenModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.convert_checkpoint import convert
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import small_model_config
+from tests.helpers.models import example_batch, small_model_config
 
 GENERATOR = {
     "hidden_fraction": 0.5,

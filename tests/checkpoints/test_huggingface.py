@@ -34,7 +34,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.transformers_names import FORMATS
 from bert_jax.inference.pretrained_model import load
 from bert_jax.model.config import BertConfig
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
@@ -45,6 +45,7 @@ from tests.helpers.models import (
     CONFIG_JSON,
     PIECES,
     assert_trees_equal,
+    example_batch,
     flat,
     linear,
     state_dict,

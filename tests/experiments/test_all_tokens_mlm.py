@@ -11,9 +11,8 @@ import pytest
 from bert_jax.data.masking import Masking
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives import mean_metrics
-from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.objectives.replaced_tokens import GeneratorSettings
-from tests.helpers.models import small_model_config
+from tests.helpers.models import example_batch, small_model_config
 
 CONFIG = small_model_config(60, num_layers=1, dropout_rate=0.0)
 MASKING = Masking((0, 2, 3, 4), 4, 60, np.ones(60, bool), max_predictions=2)

@@ -94,6 +94,12 @@ def batch_of_row(tokens: np.ndarray, segment_ids: np.ndarray | None = None) -> d
     }
 
 
+def example_batch() -> dict:
+    """Returns a batch of a `PretrainingModel` or an encoder, to initialize its parameters."""
+    tokens = np.zeros((1, 2), np.int32)
+    return batch_of_row(tokens) | {"target_positions": tokens, "pooled_positions": tokens}
+
+
 @functools.cache
 def random_classifier(config: BertConfig, num_labels: int) -> dict:
     """Returns NumPy arrays of the initial parameters of a classifier."""

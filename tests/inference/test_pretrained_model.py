@@ -20,13 +20,13 @@ from bert_jax.inference import forward
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import init_state
 from tests.helpers.commands import ROOT
-from tests.helpers.models import assert_trees_equal, batch_of_row, small_model_config
+from tests.helpers.models import assert_trees_equal, batch_of_row, example_batch, small_model_config
 
 NAN = float("nan")  # An empty cell of a table.
 

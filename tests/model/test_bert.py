@@ -17,9 +17,10 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, Dropout, HiddenDropout, attention_dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, target_sums
+from bert_jax.objectives.masked_lm import PretrainingModel, target_sums
 from bert_jax.training.pretrain_step import step_dropout
 from tests.golden import make_model as golden
+from tests.helpers.models import example_batch
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from bert_jax.model.execution import (
     log_path,
     plan_execution,
 )
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.sharding.mesh import make_mesh
+from tests.helpers.models import example_batch
 
 CPU, GPU, TPU = (types.SimpleNamespace(platform=name) for name in ("cpu", "gpu", "tpu"))
 

@@ -20,12 +20,11 @@ from bert_jax.finetuning.pretrained_head import initial_params
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
 from bert_jax.model.heads import TAGGING
-from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.tasks import tagging as task
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.commands import ROOT
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import small_model_config
+from tests.helpers.models import example_batch, small_model_config
 
 TAGGED = "the B-LOC\nriver I-LOC\nbuilt O\nking B-PER\nfound O\n"
 TEXT = "".join(TAGGED * (number % 4 + 1) + "\n" for number in range(40))

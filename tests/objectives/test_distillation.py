@@ -19,13 +19,18 @@ from bert_jax.configs.pretrain import bert_base
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.distillation import Distillation, DistillationModel
-from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_teacher import read_teacher
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import assert_trees_equal, random_params, small_model_config
+from tests.helpers.models import (
+    assert_trees_equal,
+    example_batch,
+    random_params,
+    small_model_config,
+)
 from tests.helpers.runs import saved_params, small_config, stopped_after_save
 from tests.suites import objectives as suites
 

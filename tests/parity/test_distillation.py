@@ -16,10 +16,10 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.model.encoder import Encoder
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.distillation import Distillation
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import build_small_corpus
-from tests.helpers.models import batch_of_row, small_model_config
+from tests.helpers.models import batch_of_row, example_batch, small_model_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -8,10 +8,11 @@ import pytest
 from bert_jax.data.rows import Rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import ExecutionPlan
-from bert_jax.objectives.masked_lm import PretrainingModel, example_batch, flops_per_row
+from bert_jax.objectives.masked_lm import PretrainingModel, flops_per_row
 from bert_jax.training import metrics
 from bert_jax.training.metrics import MetricsWriter, perplexity, unigram_baseline
 from tests.helpers.json_lines import read_lines
+from tests.helpers.models import example_batch
 
 
 def test_resuming_removes_later_and_broken_lines(tmp_path):

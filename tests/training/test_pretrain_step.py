@@ -19,7 +19,7 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import cross_entropy
 from bert_jax.objectives import mean_metrics
-from bert_jax.objectives.masked_lm import MaskedLm, example_batch
+from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.pods.estimate.hlo_cost import COLLECTIVES
 from bert_jax.pods.estimate.hlo_text import array_bytes, parse_hlo
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
@@ -27,7 +27,7 @@ from bert_jax.sharding.rules import infer_shardings, shard_over_data
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import TrainState, init_state
-from tests.helpers.models import small_model_config
+from tests.helpers.models import example_batch, small_model_config
 
 LENGTH, PAIRS, VOCAB = 64, 4, 300
 MASKING = Masking(

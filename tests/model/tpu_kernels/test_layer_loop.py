@@ -17,10 +17,10 @@ from bert_jax.model.execution import ExecutionPlan, StepParameters
 from bert_jax.model.layers import gather_positions
 from bert_jax.model.tpu_kernels import attention_kernel, layer_loop
 from bert_jax.model.tpu_kernels.layer import interleave
-from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
+from tests.helpers.models import example_batch
 
 CONFIG = BertConfig(num_layers=2, hidden_size=256, num_heads=4, intermediate_size=512)
 FAST, PLAIN = ExecutionPlan(uses_kernels=True), ExecutionPlan(scans_layers=True)

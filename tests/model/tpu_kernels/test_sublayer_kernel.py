@@ -18,11 +18,10 @@ from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import activate, gelu_and_slope
 from bert_jax.model.tpu_kernels import sublayer_kernel
 from bert_jax.model.tpu_kernels.layer import uses_sublayer_kernel
-from bert_jax.objectives.masked_lm import example_batch
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
-from tests.helpers.models import random_params
+from tests.helpers.models import example_batch, random_params
 
 EPSILON = 1e-12
 
