@@ -91,15 +91,8 @@ def token_logits(model: nn.Module, params: dict, rows: dict, positions: jax.Arra
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def replaced_logits(model: nn.Module, params: dict, rows: dict) -> jax.Array:
-    """Returns a discriminator's logits of "replaced" at all positions: float32 `[B, L]`."""
-    variables = {"params": {name: params[name] for name in ("encoder", "discriminator")}}
-    return model.apply(variables, unpack_rows(rows))
-
-
-@functools.partial(jax.jit, static_argnums=0)
 def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
-    """Returns the outputs of a model with a task's head for rows, as documented in the model."""
+    """Returns the outputs of a model with one head for rows, as documented in the model."""
     return model.apply({"params": params}, rows | unpack_rows(rows, model.config.causal))
 
 

@@ -171,7 +171,8 @@ class PretrainedModel:
     def module(self) -> nn.Module:
         """The Flax module of `params`: with the fine-tuned or pre-training heads that it has.
 
-        Of parameters with a head of your own it is the encoder; your module has the head.
+        Heads of an objective or a module of your own are left out: apply your module, with this
+        `config` and `plan`, to `params`.
         """
         if self.head:
             return make_model(self.config, self.head, self.plan)
@@ -401,7 +402,7 @@ class PretrainedModel:
         parts, chosen = as_texts_or_pairs(texts)
         features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
         model = Discriminator(self.config, self.plan)
-        function = functools.partial(forward.replaced_logits, model, self.params)
+        function = functools.partial(forward.head_outputs, model, self.params)
         rows = self._compute_rows(function, features, ROWS_PER_BATCH)
         results = [None] * len(features)
         for index, logits in forward.split_rows(rows, list(map(len, features))):

@@ -119,5 +119,8 @@ def test_a_run_trains_and_evaluates_it(tmp_path):
     result = pretrain.train_and_evaluate(config, tmp_path / "run")
     model = bert_jax.load(tmp_path / "run")  # Its own head is there, too.
     assert set(model.params) == {"encoder", "shuffled"} and model.encode("the river").ndim == 1
+    batch = model.batch("the river")
+    logits = ShuffleModel(model.config, model.plan).apply({"params": model.params}, batch)
+    assert logits.shape == (*batch["tokens"].shape, 2)
     assert 0 < result["shuffled_accuracy"] <= 1
     assert result["perplexity"] == pytest.approx(np.exp(result["shuffled_loss"]))
