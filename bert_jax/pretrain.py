@@ -11,7 +11,6 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
-import itertools
 import json
 import pathlib
 import time
@@ -100,8 +99,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     settings = run_settings(setup, phases, {"init_from": weights, "teacher": teacher})
     exit_stack.enter_context(claim_workdir(workdir, settings, MAY_CHANGE))
     monitoring.enable_compilation_cache(workdir)
-    kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
-    checkpointer = Checkpointer(workdir, settings, tokenizer, checksums=config.checksums, **kept)
+    checkpointer = Checkpointer(
+        workdir,
+        settings,
+        tokenizer,
+        checksums=config.checksums,
+        keep_last=config.keep_checkpoints,
+        keep_every=config.keep_every,
+    )
     exit_stack.callback(checkpointer.close)
 
     # Initial or restored state.
@@ -110,6 +115,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if first_step == num_steps and result_path.exists():
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text(encoding="utf-8"))
+    # The first two steps that a process runs are not profiled.
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     forecast.log_run(setup, first_step)
     if first_step:
@@ -117,7 +123,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         watchdog.beat(f"restoring step {first_step}")
         state = checkpointer.restore(first_step, setup.abstract_state)
         saved = load_settings(checkpointer.directory / str(first_step))
-        # The next report is that of an uninterrupted run.
+        # With these metrics, the next report equals that of an uninterrupted run.
         unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
     else:
         watchdog.beat("initializing the parameters")
@@ -125,7 +131,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         unreported, owes_evaluation = [], False
     frozen = place_frozen(setup, teacher)
     lengths = trained_lengths(phases, weights)
-    del source, weights, teacher  # Their memory.
+    del source, weights, teacher  # Frees their memory.
 
     writer = metrics.MetricsWriter(
         workdir, first_step, writes=is_main, tracker=config.tracker, settings=config.to_dict()
@@ -138,13 +144,13 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     eval_steps = make_eval_steps(setup, frozen)
 
     def evaluate_after(step: int, params: dict) -> dict[str, float]:
-        """Writes and returns the scores on the held-out rows of the phase of `step`."""
+        """Writes and returns the scores on the held-out rows of the phase that has `step`."""
         index = next(index for index, phase in enumerate(phases) if step <= phase.stop)
-        phase, objective = phases[index], setup.phases[index].objective
-        batches = heldout_batches(phase.heldout, sharding, config.eval_batch_size)
-        batches = itertools.islice(batches, config.max_eval_batches or None)
+        batches = heldout_batches(
+            phases[index].heldout, sharding, config.eval_batch_size, config.max_eval_batches
+        )
         beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
-        scores = evaluate(objective, eval_steps[index], params, batches, beat)
+        scores = evaluate(setup.phases[index].objective, eval_steps[index], params, batches, beat)
         writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
         return scores
 
@@ -172,6 +178,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         waits = []  # Seconds for each batch since the last report.
         for step, batch in enumerate(metrics.timed(batches, waits), start + 1):
             compiles = step == start + 1
+            # The activity until the next beat: this step, its report, the wait for the next batch.
             watchdog.beat(f"running step {step}", limited=not compiles)
             state, step_metrics = update_step(state, batch, frozen)
             unreported.append(step_metrics)
@@ -193,16 +200,18 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 continue
 
             # Waits for the steps. No state is saved after a loss or norm that is not finite.
-            values = monitoring.check_finite(jax.device_get(unreported), step)
+            unreported = jax.device_get(unreported)
+            monitoring.check_finite(unreported, step)
             timer.stop()
             if reports:
-                values = train_metrics(setup, objective, step, values)
+                values = train_metrics(objective, unreported)
+                values["learning_rate"] = float(setup.schedule(step - 1))
                 values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
                 values |= timer.measure(step, phase.batch_size, phase_setup.flops_per_row)
                 writer.write(step, values)
                 if step - start <= config.log_every:
-                    progress.clear()  # The line of the log replaces the bar, which follows it.
-                    rows_left = forecast.flops_left(setup, step) / phase_setup.flops_per_row
+                    progress.clear()  # The log line takes its place; it is redrawn below.
+                    rows_left = forecast.flops_left(setup.phases, step) / phase_setup.flops_per_row
                     forecast.log_step(step, values, phase.batch_size, rows_left)
                 monitoring.show(progress, values, objective.main_accuracy)
                 unreported.clear()
@@ -215,17 +224,20 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 writer.sync()
                 checkpointer.settings = settings | {
                     "trained_length": length,
-                    "unreported": jax.tree.map(float, jax.device_get(unreported)),
+                    "unreported": jax.tree.map(float, unreported),
                     # A stop leaves no time for it: the resumed run does it.
                     "owes_evaluation": evaluates and stops,
                 }
-                checkpointer.save(state)  # Returns when the state is copied, and writes on.
+                checkpointer.save(state)  # Returns once the state is copied; writes in background.
             if stops:
                 checkpointer.wait()
                 raise RunStopped(step, stop_request.interrupted)
+            # A save has no time limit, the wait for the next batch does.
+            watchdog.beat(f"waiting for the batch after step {step}")
             timer.start(step)
 
-    # The evaluation on the last phase's rows is the result of the run.
+    # The result of the run: the scores on the last phase's held-out rows, and for comparison those
+    # of a unigram model on all of these rows, whatever `max_eval_batches`.
     watchdog.beat("waiting for the last save", limited=False)
     checkpointer.wait()
     progress.close()
@@ -241,23 +253,20 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
 
 def is_due(step: int, interval: int) -> bool:
-    """Returns whether `step` is a multiple of `interval`; 0: never."""
+    """Returns whether `step` is a multiple of `interval`; never if that is 0."""
     return interval > 0 and step % interval == 0
 
 
-def train_metrics(
-    setup: PretrainSetup, objective: Objective, step: int, values: dict
-) -> dict[str, float]:
-    """Returns the metrics of training up to `step` from the mean `values` of its steps."""
-    values = values | mean_metrics(values["sums"])
-    del values["sums"]
+def train_metrics(objective: Objective, step_metrics: list[dict]) -> dict[str, float]:
+    """Returns the training metrics of a report: means over all targets and over the steps."""
+    values = monitoring.mean_over_steps(step_metrics)
+    values |= mean_metrics(values.pop("sums"))
     values["loss"] = objective.total_loss(values)
-    values = {f"train/{name}": value for name, value in values.items()}
-    return values | {"learning_rate": float(setup.schedule(step - 1))}
+    return {f"train/{name}": value for name, value in values.items()}
 
 
 def make_eval_steps(setup: PretrainSetup, frozen: dict) -> list[Callable]:
-    """Builds the jitted (params, rows) -> sums of each phase."""
+    """Builds the jitted (params, rows) -> sums for the objective of each phase."""
     steps = []
     for phase in setup.phases:
         step = make_eval_step(setup.model, setup.mesh, phase.objective, seed=setup.config.seed)
@@ -270,10 +279,10 @@ def run_settings(
     phases: list[Phase],
     weights: dict[str, LoadedModel | None],
 ) -> dict:
-    """Returns what checkpoints store of the run.
+    """Returns the settings of the run, which checkpoints store.
 
-    It is resumed only with the same, but for the fields in `MAY_CHANGE`. `weights` are
-    those that it reads, by the name of their field.
+    A run is resumed only if they are equal, except for the fields in `MAY_CHANGE`. `weights` are
+    the models that it reads, by the name of their field.
     """
     corpora = [
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
@@ -291,9 +300,9 @@ def run_settings(
 
 
 def read_unreported(settings: dict) -> list[dict]:
-    """Returns the metrics of the steps up to a checkpoint that are not in a report yet.
+    """Returns the metrics, by step, that were not in a report yet when a checkpoint was saved.
 
-    JSON has turned each (sum, count) into a list.
+    JSON has turned each (sum, count) into a list: these are tuples again.
     """
 
     def as_tuple(value):
@@ -308,12 +317,12 @@ def read_unreported(settings: dict) -> list[dict]:
 def evaluate(
     objective: Objective, eval_step: Callable, params: dict, batches: Iterable, beat: Callable
 ) -> dict[str, float]:
-    """Returns losses (nats), perplexity and accuracies over batches; calls `beat` for each."""
+    """Returns losses (nats), perplexity and accuracies over `batches`; calls `beat` before each."""
     sums = []
     for index, rows in enumerate(batches):
         beat(limited=index > 0)  # The first one may compile.
-        # Waits for the batch. Evaluations do not depend on each other, so devices may run several
-        # at once in different orders, and their collectives then wait for each other forever.
+        # `float` waits for the batch. Batches do not depend on each other: devices could otherwise
+        # run several at once, in different orders, and their collectives would deadlock.
         sums.append(jax.tree.map(float, eval_step(params, rows)))
     scores = mean_metrics(jax.tree.map(lambda *values: sum(values), *sums))
     if objective.main_loss not in scores:  # A distilled model may lack a masked-LM head.

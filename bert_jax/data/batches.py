@@ -79,13 +79,20 @@ def pretrain_batches(
 
 
 def heldout_batches(
-    rows: Rows, sharding: jax.sharding.Sharding, batch_size: int
+    rows: Rows, sharding: jax.sharding.Sharding, batch_size: int, max_batches: int = 0
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields every row of a split once, in order; fills the last batch with empty rows."""
+    """Yields the rows of a split once, in the order of the corpus.
+
+    All rows, the last batch filled with empty ones; or the first `max_batches` batches if it is
+    not 0: the same rows in each evaluation, and a random sample, as the corpus is shuffled on disk.
+    """
     ranges = local_row_ranges(sharding, batch_size)
     size = sum(stop - start for start, stop in ranges)
-    for first in range(0, rows.num_rows, batch_size):
-        batch = _read(rows, first, ranges)
+    num_batches = math.ceil(rows.num_rows / batch_size)
+    if max_batches:
+        num_batches = min(num_batches, max_batches)
+    for index in range(num_batches):
+        batch = _read(rows, index * batch_size, ranges)
         for array in batch.values():  # Pads with zeros at the end, as ranges ascend.
             array.resize((size, *array.shape[1:]), refcheck=False)
         yield make_global_batch(batch, sharding, batch_size)

@@ -97,7 +97,9 @@ def make_finetune_step(
             in_specs=(P("trial"), P("trial", "data"), P(), P("trial"), P("trial")),
             out_specs=P("trial"),
             axis_names={"trial", "data"},
-            check_vma=False,  # With it, each layer would sum its gradients; kernels refuse it.
+            # With the check, each layer would sum its gradients over `data`, and kernels do not
+            # support it.
+            check_vma=False,
         )(state.params, rows, num_microbatches, weight_sums, dropouts)
         update = jax.vmap(apply_trial, in_axes=(TRIAL_AXES, 0, 0), out_axes=(TRIAL_AXES, 0))
         state, norms = update(state, gradients, hyperparameters)
@@ -185,7 +187,7 @@ def make_predict_step(
         in_specs=(P("trial"), P("data")),
         out_specs=P("trial", "data"),
         axis_names={"trial", "data"},
-        check_vma=False,  # It refuses loops whose first state is a constant, as in a BiLSTM.
+        check_vma=False,  # The check rejects loops that start from a constant, as in a BiLSTM.
     )
     return jax.jit(sharded, out_shardings=NamedSharding(mesh, P()))
 

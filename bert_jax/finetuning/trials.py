@@ -86,7 +86,8 @@ class TrialRun:
 
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
-        values = monitoring.check_finite(step_metrics, step)
+        monitoring.check_finite(step_metrics, step)
+        values = monitoring.mean_over_steps(step_metrics)
         values = {f"train/{name}": float(value) for name, value in values.items()}
         values |= {"learning_rate": float(self._schedule(step - 1)), "seconds": seconds}
         self.loss = values["train/loss"]

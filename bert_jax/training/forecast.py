@@ -1,12 +1,13 @@
 """Logs the size of a pre-training run when it starts, and estimates the time that it will take."""
 
 import os
+from collections.abc import Sequence
 
 import jax
 from absl import logging
 
 from bert_jax.data.rows import corpus_warnings
-from bert_jax.training.pretrain_setup import Phase, PretrainSetup
+from bert_jax.training.pretrain_setup import Phase, PhaseSetup, PretrainSetup
 
 # Steps of a phase, from its first, that are reported before the regular interval.
 EARLY_STEPS = tuple(factor * 10**power for power in range(4) for factor in (1, 2, 5))
@@ -21,18 +22,20 @@ def is_early(step: int, phase: Phase, log_every: int) -> bool:
     return step - phase.start in EARLY_STEPS and step - phase.start < log_every
 
 
-def flops_left(setup: PretrainSetup, step: int) -> float:
+def flops_left(phases: Sequence[PhaseSetup], step: int) -> float:
     """Returns the FLOPs of all updates after `step`, without evaluations."""
     num_flops = 0.0
-    for each in setup.phases:
+    for each in phases:
         num_steps = max(each.phase.stop - max(step, each.phase.start), 0)
         num_flops += num_steps * each.phase.batch_size * each.flops_per_row
     return num_flops
 
 
 def log_run(setup: PretrainSetup, first_step: int) -> None:
-    """Logs the size of the model, and of each phase the steps, epochs and tokens, and the warnings
-    about its corpus; warns where a CPU would take days."""
+    """Logs the size of the model, and the steps, epochs, tokens and corpus warnings of each phase.
+
+    Warns if the run would take days on a CPU.
+    """
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
     logging.info("The model has %s parameters", in_words(num_parameters))
     limit = setup.config.max_eval_batches * setup.config.eval_batch_size
@@ -45,7 +48,7 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
     if jax.default_backend() != "cpu":
         return
     num_cores = len(os.sched_getaffinity(0))  # The cores that this process may use.
-    days = flops_left(setup, first_step) / (CORE_FLOPS * num_cores) / 86400
+    days = flops_left(setup.phases, first_step) / (CORE_FLOPS * num_cores) / 86400
     if days > MAX_CPU_DAYS:
         logging.warning(
             "On this CPU the run takes about %s days (%d cores at %.0f GFLOP/s each). Use a "
@@ -73,9 +76,10 @@ def describe_phase(phase: Phase) -> str:
 
 
 def log_step(step: int, values: dict[str, float], batch_size: int, rows_left: float) -> None:
-    """Logs the loss of one of the first steps, and how long the run will take.
+    """Logs the loss of one of the first steps, and an estimate of the time left.
 
-    `values` are its metrics. `rows_left` of the phase take as long as all updates that follow.
+    `values` are the metrics of the step. `rows_left` are all updates after it, as a number of rows
+    of its phase.
     """
     text = f"Step {step:,}: loss {values['train/loss']:.3f}"
     if rate := values.get("rows_per_second"):  # The first step compiled.

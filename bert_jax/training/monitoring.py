@@ -69,8 +69,8 @@ def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> 
             jax.profiler.stop_trace()
 
 
-def check_finite(step_metrics: list[dict], last_step: int) -> dict:
-    """Returns the mean of each metric over the steps up to `last_step`; raises NonFiniteLoss."""
+def check_finite(step_metrics: list[dict], last_step: int) -> None:
+    """Raises NonFiniteLoss if a loss or norm of the steps up to `last_step` is not finite."""
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
@@ -79,6 +79,10 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict:
                     "Start in a new workdir with a lower learning rate or a longer warm-up",
                     step,
                 )
+
+
+def mean_over_steps(step_metrics: list[dict]) -> dict:
+    """Returns the mean of each metric over steps."""
     return jax.tree.map(lambda *values: statistics.fmean(values), *step_metrics)
 
 

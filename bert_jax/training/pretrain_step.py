@@ -45,12 +45,12 @@ def make_pretrain_step(
     (seed, step, index of the row in the batch): a resumed run draws what an uninterrupted one would
     have drawn, on any mesh.
 
-    `frozen` has parameters that the objective reads beside the state's, such as a teacher's,
-    and that are not updated: an argument, so that they are no constants of the program.
+    `frozen` has the parameters that the objective reads but does not train, such as a teacher's.
+    They are an argument, because the compiler would store them in the program as constants.
 
-    With `overlap_collectives`, each layer gathers its matrices, which `shardings` shard over
-    `data`, and exchanges their gradients, while others are computed; if it cannot, the reason is
-    logged.
+    With `overlap_collectives`, each layer gathers its weight matrices, which `shardings` shard over
+    `data`, and reduces their gradients while other layers are computed. Logs the reason if they
+    cannot.
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
@@ -60,8 +60,9 @@ def make_pretrain_step(
 
     def update_step(state, rows, frozen=None):
         batch = prepare_batch(objective, mesh, rows, mask_key)
-        # Once for all microbatches, parameters are laid out as the layers read them: the fast path,
-        # which not all lengths of rows can take, reads joined matrices.
+        # Once for all microbatches, the parameters are laid out as the layers read them. That
+        # depends on the length of the rows: the fast path, which reads the projections of queries,
+        # keys and values as one matrix, does not support all lengths.
         layout = StepParameters(
             model.plan,
             encoders_of(model),
@@ -70,9 +71,9 @@ def make_pretrain_step(
             overlaps_collectives=overlaps,
         )
         params = layout.prepare(state.params)
-        # The batch is sharded over `data`, all else replicated. Devices exchange gradients once,
-        # after all layers and microbatches (but for matrices that layers gather), and each receives
-        # the sum for its own shard of the parameters.
+        # The batch is sharded over `data`, the other arguments are replicated. Gradients are summed
+        # over `data` once, after all layers and microbatches (except for matrices that each layer
+        # gathers); each device receives the sum for its own shard of the parameters.
         value_and_gradients = sum_over_data(
             shard_gradients,
             mesh,
@@ -83,7 +84,7 @@ def make_pretrain_step(
         (loss, sums), gradients = value_and_gradients(
             params, batch, objective.counts(batch), key, frozen or {}
         )
-        gradients = layout.transpose(gradients, state.params)  # As those of `state.params`.
+        gradients = layout.transpose(gradients, state.params)  # To the layout of `state.params`.
         state, norms = apply_gradients(state, gradients, optimizer)
         return state, {"loss": loss, "sums": sums} | norms
 
@@ -99,14 +100,14 @@ def make_pretrain_step(
 def prepare_batch(objective: Objective, mesh: Mesh, rows: Batch, key: jax.Array) -> Batch:
     """Returns the objective's batch of rows, and the index of each row, for dropout.
 
-    Each device prepares its own rows: a sort would otherwise gather them.
+    Each device prepares its own rows: in a global computation, a sort would gather all of them.
     """
     batch = jax.shard_map(
         objective.prepare,
         mesh=mesh,
         in_specs=(BATCH_SPEC, P()),
         out_specs=BATCH_SPEC,
-        check_vma=False,  # It refuses loops whose first state is a constant, as in span masking.
+        check_vma=False,  # The check rejects loops that start from a constant, as in span masking.
     )(rows, key)
     return batch | {"dropout_rows": jnp.arange(len(rows["tokens"]))}
 
@@ -147,6 +148,7 @@ def make_eval_step(
 
     Masks are a function of (seed, row); `frozen` is as in `make_pretrain_step`.
     """
+    # Its masks need not be independent of those in training: no held-out row is trained on.
     mask_key = jax.random.key(seed)
     replicated = NamedSharding(mesh, P())
 
@@ -162,9 +164,9 @@ def make_eval_step(
 
 
 def can_overlap(model_config, shardings: TrainState, num_microbatches: int) -> bool:
-    """Returns whether layers can exchange parameters and gradients while others are computed.
+    """Returns whether layers can gather parameters and reduce gradients while others are computed.
 
-    Logs why not.
+    Logs the reason if they cannot.
     """
     refusal = why_not_overlapped(shardings.step.mesh, model_config.hidden_size, num_microbatches)
     if num_stacked_layers(model_config) < model_config.num_layers:

@@ -181,7 +181,9 @@ RUNNING = {
         10_000, "Steps between evaluations on held-out rows; 0: only at the end.", AT_LEAST_0
     ),
     "eval_batch_size": Field(256, "Held-out rows per batch, over all devices.", AT_LEAST_1),
-    "max_eval_batches": Field(0, "Batches per evaluation; 0: all held-out rows.", AT_LEAST_0),
+    "max_eval_batches": Field(
+        0, "Evaluates on the first N batches of held-out rows; 0: on all rows.", AT_LEAST_0
+    ),
     "checkpoint_every": Field(5_000, "Steps between checkpoints.", AT_LEAST_1),
     "keep_checkpoints": Field(3, "Keeps the last N checkpoints.", AT_LEAST_1),
     "keep_every": Field(0, "Also keeps a checkpoint every N steps; 0 means none.", AT_LEAST_0),

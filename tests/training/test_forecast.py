@@ -60,7 +60,7 @@ def test_losses_appear_before_the_regular_interval(log_every, expected):
     ],
 )
 def test_remaining_work_counts_the_longer_rows_of_the_second_phase(step, expected):
-    assert forecast.flops_left(setup(), step) == expected
+    assert forecast.flops_left(setup().phases, step) == expected
 
 
 def test_run_logs_parameters_epochs_and_tokens(caplog):

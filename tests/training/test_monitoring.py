@@ -17,8 +17,8 @@ def step_metrics(loss: float, mlm_count: float = 1.0) -> dict:
 
 
 def test_report_is_the_mean_over_all_predictions_of_the_steps():
-    values = monitoring.check_finite(
-        [step_metrics(4.0, mlm_count=30), step_metrics(2.0, mlm_count=10)], 2
+    values = monitoring.mean_over_steps(
+        [step_metrics(4.0, mlm_count=30), step_metrics(2.0, mlm_count=10)]
     )
     assert values["loss"] == 3.5 and values["gradient_norm"] == 1.0
     scores = mean_metrics(values["sums"])
@@ -31,6 +31,7 @@ def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number():
     steps = [step_metrics(loss) for loss in (1.0, float("nan"), 1.0)]
     with pytest.raises(NonFiniteLoss, match="the loss of step 8 is nan"):
         monitoring.check_finite(steps, 9)
+    monitoring.check_finite([step_metrics(1.0)], 9)
 
 
 def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
