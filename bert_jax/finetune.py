@@ -1,8 +1,8 @@
 """Fine-tunes a BERT model: `python -m bert_jax.finetune --config=FILE --workdir=DIR`.
 
 Top to bottom: weights, task and devices, then the trials: runs that differ only in their seed or in
-other numbers are one program. The loop is batch -> step -> report -> evaluate -> save; then the
-checkpoint of each trial with the best score on the dev split predicts every split.
+other numbers train together, as one stack. The loop is batch -> step -> report -> evaluate -> save;
+then the checkpoint of each trial with the best score on the dev split predicts every split.
 """
 
 from bert_jax.runtime.command_line import restart_with_huge_pages
@@ -12,7 +12,6 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
-import itertools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -41,7 +40,7 @@ from bert_jax.finetuning.finetune_setup import (
 )
 from bert_jax.finetuning.finetune_teacher import with_teacher
 from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
-from bert_jax.finetuning.step import predict
+from bert_jax.finetuning.step import Prediction, predict
 from bert_jax.finetuning.task_data import read_task_data
 from bert_jax.finetuning.trials import (
     Trial,
@@ -103,20 +102,20 @@ def prepare(config: ConfigDict, labels_of_run: Sequence[str] = ()) -> FinetuneSe
     check_numbers(config)
     check_trains(config)
     check_tracker(config.tracker)
-    source = read_weights(config)
+    source = read_weights(config.init_from)
     check_against_weights(config, source.settings)
     data = read_task_data(config, source, labels_of_run)
     data = with_teacher(config, data)
     return setup_finetuning(config, source, data)
 
 
-def read_weights(config: ConfigDict) -> LoadedModel:
+def read_weights(init_from: str) -> LoadedModel:
     """Reads the weights to start from, and logs which tensors were found."""
-    if not config.init_from:
+    if not init_from:
         sources = "a workdir, a checkpoint, or a transformers or Google directory"
         raise ValueError(f"no weights to start from: set config.init_from=DIR, {sources}")
-    source = read_model(config.init_from)
-    log_report(config.init_from, source.report)
+    source = read_model(init_from)
+    log_report(init_from, source.report)
     return source
 
 
@@ -127,26 +126,29 @@ def with_seed(config: ConfigDict, seed: int) -> ConfigDict:
     return config
 
 
-def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> list:
-    """Runs or resumes `trials` as one program; returns the contents of their `result.json`.
+def run_trials(
+    setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path
+) -> list[dict]:
+    """Runs or resumes `trials` as one stack; returns the contents of their `result.json`.
 
     Trials differ at most in `PER_TRIAL`; each gets the result of a run alone, up to rounding. Their
     common training state is in `directory`. A trial that diverged has its step under "diverged".
     """
-    saved = saved_trials(directory) if None in [trial.result for trial in trials] else []
+    all_finished = all(trial.result for trial in trials)
+    saved = [] if all_finished else saved_trials(directory)
     with contextlib.ExitStack() as claims:
         for trial in trials:
             settings = setup.settings(trial.config)
             claims.enter_context(claim_workdir(trial.workdir, settings, MAY_CHANGE))
-        # A resumed stack includes finished trials: its size changes the rounding of the others.
-        # Trials added to those that have begun make another stack.
+        # A resumed stack includes its finished trials: its size changes the rounding of the others.
+        # Trials that were added since then train as another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
         added = [trial for trial in trials if not trial.result and trial not in begun]
         for stack in (begun, added):
-            if None in [trial.result for trial in stack]:
+            if all(trial.result for trial in stack):
+                remove_training_state(directory)  # A run killed after its last result leaves it.
+            else:
                 run_stack(setup, stack, directory)
-            else:  # A run that was killed after its last result left it.
-                remove_training_state(directory)
     return [trial.result for trial in trials]
 
 
@@ -155,7 +157,7 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
 
     Raises RunStopped after a signal to stop.
     """
-    config, data, steps = setup.config, setup.data, setup.steps
+    config, data = setup.config, setup.data
     eval_every = config.eval_every or setup.steps_per_epoch
     sharding = NamedSharding(setup.mesh, P("trial", *batch_sharding(setup.mesh).spec))
     with contextlib.ExitStack() as exit_stack:  # Completes the current save, however it ends.
@@ -168,14 +170,15 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
         state = stack.initial_state()
         progress = monitoring.progress_bar(stack.first_step, stack.num_steps)
         stop_request = exit_stack.enter_context(contextlib.closing(distributed.StopRequest()))
-        # As if the run had never been interrupted.
+        # When the run would have begun without its interruptions.
         began = time.monotonic() - max(run.writer.seconds for run in stack.runs)
         predict_with = functools.partial(predict_split, setup, watchdog)
 
-        while not stack.is_finished:  # Until the next trials end, with those that have not.
-            state, start, stop = stack.begin(state)
+        while not stack.is_finished:  # Up to the end of the shortest trials; the others continue.
+            state = stack.begin(state)
             members = stack.members
-            keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
+            # The key of a run itself has initialized its parameters.
+            dropout_keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
             hyperparameters = stack_trees([run.hyperparameters for run in members])
             batches = finetune_batches(
                 data.task.train,
@@ -184,14 +187,15 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                 batch_size=config.batch_size,
                 rows_per_microbatch=setup.rows_per_microbatch,
                 seeds=[run.seed for run in members],
-                start=start,
-                stop=stop,
+                start=stack.start,
+                stop=stack.stop,
             )
             logging.info("Compiling the training step ...")
-            for step, (rows, num_microbatches) in enumerate(batches, start + 1):
-                watchdog.beat(f"running step {step}", limited=step > start + 1)
-                state, step_metrics = steps.update(
-                    state, rows, num_microbatches, keys, hyperparameters
+            for step, (rows, num_microbatches) in enumerate(batches, stack.start + 1):
+                compiles = step == stack.start + 1
+                watchdog.beat(f"running step {step}", limited=not compiles)
+                state, step_metrics = setup.steps.update(
+                    state, rows, num_microbatches, dropout_keys, hyperparameters
                 )
                 stack.unreported.append(step_metrics)
                 monitoring.limit_dispatch(stack.unreported)
@@ -200,20 +204,21 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                     monitoring.log_first_step(state)
                 progress.update()
 
-                stops = stop_request.should_stop()
-                ends_trials = step == stop
-                is_regular = step % eval_every == 0
-                reports = step % config.log_every == 0 or is_regular or ends_trials
-                evaluates = data.task.selection_split and (is_regular or ends_trials)
-                resumable = config.save_training_state and step < stack.num_steps
-                saves = (is_regular and resumable) or stops
+                stops = stop_request.should_stop()  # All processes agree on the step.
+                ends_trials = step == stack.stop
+                ends_interval = step % eval_every == 0
+                reports = step % config.log_every == 0 or ends_interval or ends_trials
+                evaluates = data.task.selection_split and (ends_interval or ends_trials)
+                keeps_state = config.save_training_state and step < stack.num_steps
+                saves = stops or (ends_interval and keeps_state)
                 if reports:
                     loss = stack.report(step, time.monotonic() - began)
                     progress.set_postfix_str(f"loss={loss:.3f}")
-                if stack.is_finished:  # All have diverged.
+                if stack.is_finished:  # All trials have diverged.
                     break
                 if evaluates:
-                    stack.evaluate(step, state.params, predict_with, is_regular, watchdog.beat)
+                    evaluated = stack.runs if ends_interval else stack.ending
+                    stack.evaluate(step, state.params, evaluated, predict_with, watchdog.beat)
                 if saves:
                     watchdog.beat(f"saving step {step}", limited=False)
                     stack.save(state)
@@ -223,26 +228,23 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
             stack.finish(state.params, predict_with, began, watchdog.beat)
         progress.close()
     remove_training_state(directory)
-    if stop_request.requested_at_end:  # Other trials may be left to train.
+    if stop_request.requested_at_end:  # After the last step; other trials may be left to train.
         raise RunStopped(stack.num_steps, stop_request.interrupted)
 
 
-def predict_split(setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict) -> list:
-    """Returns what each trial of a stack predicts for a split."""
-    batches = itertools.count()
-
-    def predict_batch(params, rows):
-        watchdog.beat(f"predicting {split.name}", limited=next(batches) > 0)  # It may compile.
-        return setup.steps.predict(params, rows)
-
+def predict_split(
+    setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict
+) -> list[Prediction]:
+    """Returns the prediction of each trial of a stack for a split."""
     predictions = predict(
-        predict_batch,
+        setup.steps.predict,
         params,
         setup.data.task.head,
         split.features,
         setup.data.shape,
         setup.rows_per_prediction,
         batch_sharding(setup.mesh),
+        beat=functools.partial(watchdog.beat, f"predicting {split.name}"),
     )
     watchdog.beat(f"scoring {split.name}", limited=False)
     return predictions

@@ -365,7 +365,7 @@ def prepare(
             fix = "set config.data.train=FILE, and num_epochs above 0"
             raise ValueError(f"a sweep needs training data: {fix}")
         source = trial.config.init_from
-        weights[source] = weights.get(source) or finetune.read_weights(trial.config)
+        weights[source] = weights.get(source) or finetune.read_weights(source)
         check_against_weights(trial.config, weights[source].settings)
         examples = fields_of_examples(trial.config)
         same = [each.data for each in setups if fields_of_examples(each.config) == examples]

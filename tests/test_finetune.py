@@ -106,9 +106,9 @@ def finished(given, setup, predicted, tmp_path_factory):
     """Runs sixteen steps without interruption, with an evaluation after every fourth."""
     workdir, predict = tmp_path_factory.mktemp("finished"), finetune.predict
 
-    def count_and_predict(*args):
+    def count_and_predict(*args, **options):
         predicted.append(len(args[3]))
-        return predict(*args)
+        return predict(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetune, "prepare", lambda config, labels: setup)

@@ -1,11 +1,10 @@
-"""The weights of classes in the loss, given or balanced."""
+"""Finds the weights of classes in the loss, given or balanced."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks.task import Task
@@ -14,14 +13,15 @@ LARGE_RATIO = 10.0
 """Ratio of the largest class weight to that of the most frequent class that gives a warning."""
 
 
-def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
-    """Returns the weight of each class; balanced: labels / (classes * labels of the class).
+def find_class_weights(given: Sequence, task: Task) -> tuple[float, ...]:
+    """Returns the weight of each class of a task; () for no weights.
 
-    A class without training examples never enters the loss: it is not counted and has weight 1.
-    Raises ValueError if another weight is given for it. Warns if a weight is so large that its
-    class is predicted where it is improbable.
+    `given` has the weights, or is ("balanced",): labels / (classes * labels of the class). A class
+    without training examples is not counted and has weight 1, as it never enters the loss. Raises
+    ValueError if another weight is given for it. Warns if a weight is so large that its class is
+    predicted where it is improbable.
     """
-    given = weights = tuple(config.class_weights)
+    given = weights = tuple(given)
     if not given:
         return ()
     classes = task.labels if task.head.predicts in ("class", "tag") else ()

@@ -1,4 +1,4 @@
-"""The fields of fine-tuning configurations, whichever their task, and what may change in them."""
+"""The fields of all fine-tuning configurations, and which of them may change."""
 
 from ml_collections import ConfigDict
 

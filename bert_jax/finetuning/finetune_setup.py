@@ -67,11 +67,11 @@ class FinetuneSetup:
         return round(trial.num_epochs * self.steps_per_epoch)
 
     def hyperparameters(self, trial: ConfigDict) -> Hyperparameters:
-        """Returns the numbers of a trial with which the compiled step is called."""
+        """Returns the hyperparameters of a trial, arguments of the compiled step."""
         return make_hyperparameters(trial, self.model.config, self.num_steps(trial))
 
     def settings(self, trial: ConfigDict) -> dict:
-        """Returns what a checkpoint stores of a trial; a run resumes only if they are equal."""
+        """Returns the settings of a trial, which checkpoints store and a resumed run must equal."""
         return trial.to_dict() | {
             "architecture": config_to_settings(model_config_of_trial(trial, self.model.config)),
             "head": self.data.head_settings,
@@ -89,7 +89,7 @@ class FinetuneSetup:
                 f"config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
                 f"{self.steps_per_epoch}): set a larger num_epochs"
             )
-        model_config_of_trial(trial, self.model.config)  # Checks its rates of dropout.
+        model_config_of_trial(trial, self.model.config)  # Raises for invalid dropout rates.
 
 
 def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) -> FinetuneSetup:
@@ -147,7 +147,7 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
 
 
 def model_execution(config: ConfigDict) -> Execution:
-    """Returns how the model is to run: what `config.model` says of no trial and no head."""
+    """Returns how the model runs: the fields of `config.model` that no trial or head has."""
     others = (*RATES, "classifier_dropout_rate", "lstm_size")
     given = {name: value for name, value in config.model.items() if value is not None}
     return Execution(**{name: value for name, value in given.items() if name not in others})
@@ -173,7 +173,7 @@ def log_setup(setup: FinetuneSetup) -> None:
 def check_against_weights(config: ConfigDict, settings: Mapping) -> None:
     """Raises ValueError if fields of `config` do not fit the model that `settings` describe.
 
-    To be called before the examples are read, which may take long.
+    Must be called before the examples are read, which may take long.
     """
     model_config = config_from_settings(settings)
     check_bounds(
@@ -199,7 +199,7 @@ def check_against_weights(config: ConfigDict, settings: Mapping) -> None:
 
 
 def check_trains(config: ConfigDict) -> None:
-    """Raises ValueError for a configuration with nothing to train with, or no epochs."""
+    """Raises ValueError for a configuration without training data or epochs."""
     if not config.data.get("train", True):
         raise ValueError(f"no training data: set config.data.train=FILE; {TO_PREDICT}")
     if not config.num_epochs:

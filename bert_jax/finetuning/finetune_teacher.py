@@ -1,8 +1,8 @@
-"""Adds to the training examples what a teacher predicts for them.
+"""Adds a teacher's outputs to the training examples.
 
-The teacher neither changes nor has dropout, so that each example needs it once. It reads the
-examples itself, with its own tokenizer and as it was trained to: only for outputs of each token
-(tags, spans) must both models see the same tokens.
+The teacher is fixed and has no dropout, so that its outputs are computed once, before training. It
+reads the examples with its own tokenizer and the settings of its training; only if there is an
+output for each token (tags, spans) must both models read the same tokens.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def with_teacher(config: ConfigDict, data: TaskData) -> TaskData:
     teacher = read_teacher(config, task)
     is_per_position = task.head.input_kind == "positions"
     if is_per_position:
-        check_same_tokens(config, teacher.data.task.train, task.train)
+        check_same_tokens(config.teacher, teacher.data.task.train, task.train)
     outputs = predict_examples(teacher)
     train = [
         dataclasses.replace(feature, teacher_outputs=output)
@@ -66,10 +66,10 @@ def read_teacher(config: ConfigDict, task: Task) -> FinetuneSetup:
     teacher = read_model(config.teacher)
     log_report(config.teacher, teacher.report)
     head = teacher.settings.get("head")
-    check_head(config, task, head)
+    check_head(config.teacher, head, task)
     config = config.copy_and_resolve_references()
     config.update({"init_from": config.teacher, "teacher": "", "new_head": False})
-    # It only predicts: how the student trains does not concern it.
+    # It only predicts: the fields of the student's training do not apply.
     config.update({"layer_decay": 1.0, "freeze_layers": 0, "class_weights": ()})
     config.model.lstm_size = 0
     config.max_eval_examples = 1
@@ -82,9 +82,9 @@ def read_teacher(config: ConfigDict, task: Task) -> FinetuneSetup:
 def with_settings_of_head(
     config: ConfigDict, head: Mapping, max_position_embeddings: int
 ) -> ConfigDict:
-    """Returns `config` with what `head` was trained with, as `bert_jax.load` uses it.
+    """Returns `config` with the settings that `head` was trained with, as `bert_jax.load` does.
 
-    What `head` does not store, as in an imported model, is what `bert_jax.load` assumes.
+    Settings that an imported head does not store are those that `bert_jax.load` assumes.
     """
     check_modules(head)
     settings = {"max_seq_length": max_position_embeddings}
@@ -99,41 +99,47 @@ def with_settings_of_head(
         for name, value in settings.items():
             if name in fields:
                 fields[name] = value
-    if "features" not in head:  # Otherwise that BiLSTM is the head itself.
+    if "features" not in head:  # In a feature-based head, the BiLSTM is part of the head itself.
         config.model.lstm_size = head.get("lstm_size", 0)
     return config
 
 
-def check_head(config: ConfigDict, task: Task, head: dict | None) -> None:
-    """Raises ValueError if the teacher's head has another task or other labels than the run's."""
+def check_head(directory: str, head: dict | None, task: Task) -> None:
+    """Raises ValueError if the head of the teacher in `directory` does not fit the task.
+
+    It must be of the same kind, and have the same labels.
+    """
     name = task.head.name
     if not head or head["task"] != name:
         has = f"a head for {head['task']}" if head else "no head"
         raise ValueError(
-            f"config.teacher={config.teacher} has {has}, and this task needs one for {name}: "
+            f"config.teacher={directory} has {has}, and this task needs one for {name}: "
             "expected a model that was fine-tuned for it"
         )
-    # The label of a regression is only a name.
+    # A regression has one label, which is only a name.
     if list(head["labels"]) != list(task.labels) and task.head.predicts != "value":
         labels, expected = ",".join(head["labels"]), ",".join(task.labels)
         raise ValueError(
-            f"config.teacher={config.teacher} has the labels {labels}, and the task {expected}: "
+            f"config.teacher={directory} has the labels {labels}, and the task {expected}: "
             "expected the same in the same order; where the task has config.data.labels, it sets "
             "the order"
         )
 
 
 def check_same_tokens(
-    config: ConfigDict, teacher: Sequence[ModelInput], student: Sequence[ModelInput]
+    directory: str, teacher: Sequence[ModelInput], student: Sequence[ModelInput]
 ) -> None:
-    """Raises ValueError if the examples are not the same tokens for the teacher and the student."""
+    """Raises ValueError if the teacher in `directory` and the student do not read the same tokens.
+
+    `teacher` and `student` are the training examples as each of them reads them.
+    """
     is_same = len(teacher) == len(student) and all(
         np.array_equal(np.concatenate(x.sequences), np.concatenate(y.sequences))
         for x, y in zip(teacher, student, strict=True)
     )
     if not is_same:
         raise ValueError(
-            f"config.teacher={config.teacher} tokenizes the training examples differently, and "
+            f"config.teacher={directory} tokenizes the training examples differently, and "
             "this task has an output for each token: expected the student's vocabulary, and the "
             "same max_seq_length and fields of config.data"
         )

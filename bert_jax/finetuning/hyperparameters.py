@@ -1,4 +1,4 @@
-"""The numbers in which trials may differ, and the schedule and optimizer that they give."""
+"""Builds the hyperparameters of a trial, and the schedule and optimizer that use them."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def model_config_of_trial(trial: ConfigDict, model_config):
 
 
 def make_hyperparameters(trial: ConfigDict, model_config, num_steps: int) -> Hyperparameters:
-    """Returns the numbers of a trial of `num_steps`; `model_config` is that of the weights."""
+    """Returns the hyperparameters of a trial; `model_config` is that of the weights."""
     model_config = model_config_of_trial(trial, model_config)
     attention_dropout_rate = model_config.attention_dropout_rate
     if attention_dropout_rate is None:

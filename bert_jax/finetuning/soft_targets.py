@@ -1,4 +1,4 @@
-"""The loss of fine-tuning beside a teacher, whose outputs are stored with the examples."""
+"""The distillation loss of fine-tuning; the teacher's outputs are stored with the examples."""
 
 import dataclasses
 

@@ -24,8 +24,8 @@ from bert_jax.sharding.rules import (
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TRIAL_AXES, TrainState
 
-ANY_HYPERPARAMETERS = Hyperparameters(*np.ones(6, np.float32))
-"""The initial state of an optimizer does not depend on their values."""
+# For `optimizer.init`: the initial state of an optimizer does not depend on their values.
+ANY_HYPERPARAMETERS = Hyperparameters(*np.ones(len(Hyperparameters._fields), np.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +78,10 @@ def build_stack_steps(
 
     Args:
       model, mesh: of all trials.
-      head: the task's, with which they predict.
-      train_head: the same with the loss that they minimize, which may also compare with a teacher.
+      head: the task's, for predictions.
+      train_head: the same head with the loss to minimize, which a teacher may be part of.
       optimizer: hyperparameters of a trial -> its optimizer.
-      row: the arrays of any row.
+      row: the arrays of an example row, for the shapes.
       pretrained: the parameters to start from, or their shapes.
       rows_per_microbatch: over all devices.
     """

@@ -1,6 +1,6 @@
-"""Trials that one program trains together: their state has a leading axis of trials, a stack.
+"""Trials that train together, as a stack: their state has a leading axis of trials.
 
-Those with the fewest steps end first, and the others continue as a smaller stack.
+Trials with the fewest steps end first, and the others continue as a smaller stack.
 """
 
 import json
@@ -30,20 +30,22 @@ from bert_jax.training.workdir import write_json
 
 FIRST_STACK = "checkpoints/stack.json"  # The names of the trials before the first checkpoint.
 
-# Returns what each trial of a stack of parameters predicts for a split.
+# (split, parameters of a stack) -> the prediction of each trial.
 Predict = Callable[[Split, dict], list[Prediction]]
 
 
 class Stack:
     """The running trials of a stack, in the order of the state's leading axis.
 
-    The axis is a multiple of the mesh's `trial`: the last trial is repeated to fill it.
+    The size of the axis is a multiple of the mesh's `trial`: the last trial is repeated to fill it.
 
     Attributes:
       runs: the trials that have not ended.
-      first_step: the step of the last checkpoint, from which they continue; 0 without one.
+      first_step: the step of the last checkpoint, from which they resume; 0 without one.
+      num_steps: the number of steps of the longest trial.
+      start, stop: the steps between which the stack has these trials; set by `begin`.
       unreported: the metrics of the steps that are not in a report yet, `[members]` each. A resumed
-        run has those of its checkpoint, so that its next report is that of an uninterrupted run.
+        run has those of its checkpoint, so that its next report equals an uninterrupted run's.
     """
 
     def __init__(
@@ -60,8 +62,8 @@ class Stack:
         self.first_step = checkpointer.latest_step() or 0
         self.runs = [TrialRun(setup, trial, self.first_step) for trial in trials]
         self.num_steps = max(run.num_steps for run in self.runs)
-        self._positions = list(range(len(self.runs)))  # Of the runs in the state.
-        self._stop = self.first_step
+        self._positions = list(range(len(self.runs)))  # Index of each run in the state.
+        self.start = self.stop = self.first_step
         self.unreported: list[dict] = []
 
     @property
@@ -71,7 +73,13 @@ class Stack:
 
     @property
     def is_finished(self) -> bool:
+        """Whether all trials have a result; one that diverged has one, too."""
         return all(run.finished for run in self.runs)
+
+    @property
+    def ending(self) -> list[TrialRun]:
+        """The trials whose last step is `stop`."""
+        return [run for run in self.runs if run.last_step == self.stop]
 
     def names(self) -> list[str]:
         """Returns the names of the members in checkpoints."""
@@ -95,22 +103,22 @@ class Stack:
         ]
         return self._checkpointer.restore(self.first_step, self._steps.abstract_state(len(names)))
 
-    def begin(self, state: TrainState) -> tuple[TrainState, int, int]:
-        """Returns the state of the members, and the steps (start, stop) until the first ends."""
-        start, self._stop = self._stop, min(run.num_steps for run in self.runs)
+    def begin(self, state: TrainState) -> TrainState:
+        """Returns the state of the members; sets `start`, and `stop`, where the first ones end."""
+        self.start, self.stop = self.stop, min(run.num_steps for run in self.runs)
         indices = pad_to_trial_axis(self._positions, self._mesh)
         if indices != list(range(len(jax.tree.leaves(state.params)[0]))):  # Avoids a copy.
             state = self._steps.select(state, np.array(indices))
         self.unreported = [index_leaves(step, np.array(indices)) for step in self.unreported]
         self._checkpointer.settings = self.runs[0].settings | {"stacked_trials": self.names()}
-        if not start and jax.process_index() == 0:
+        if not self.start and jax.process_index() == 0:
             write_json(self._directory / FIRST_STACK, {"stacked_trials": self.names()})
-        return state, start, self._stop
+        return state
 
     def report(self, step: int, seconds: float) -> float:
         """Writes the metrics of the unreported steps up to `step`; returns the minimum loss.
 
-        Finishes the trials that diverged.
+        Ends the trials that diverged.
         """
         values = jax.device_get([self._steps.replicate(each) for each in self.unreported])
         self.unreported = []
@@ -132,23 +140,26 @@ class Stack:
         self._checkpointer.save(state)
 
     def evaluate(
-        self, step: int, params: dict, predict: Predict, is_regular: bool, beat: Callable
+        self,
+        step: int,
+        params: dict,
+        evaluated: Sequence[TrialRun],
+        predict: Predict,
+        beat: Callable,
     ) -> None:
-        """Scores the trials on the selection split, and saves each that has become better.
-
-        Evaluates only the trials that end at `step`, unless it `is_regular`.
-        """
-        task = self._task
-        outputs = predict(task.selection_split, params)
-        for index, prediction in enumerate(outputs[: len(self.runs)]):
-            run = self.runs[index]
-            if run.finished or not (is_regular or step == run.num_steps):
+        """Scores the `evaluated` trials on the selection split, and saves each that improved."""
+        split = self._task.selection_split
+        predictions = predict(split, params)
+        for index, run in enumerate(self.runs):
+            if run.finished or run not in evaluated:
                 continue
-            scores, tuned = tune_and_score(task.selection_split, prediction)
-            run.evaluate(step, task.selection_split.name, scores)
+            prediction = predictions[index]
+            scores, tuned = tune_and_score(split, prediction)
+            run.evaluate(step, split.name, scores)
             if not run.is_better(scores):
                 continue
-            if step == run.best_step:  # A resumed run has saved it; its score is rounded otherwise.
+            # The run was resumed before this step, and has saved it. The score differs by rounding.
+            if step == run.best_step:
                 run.set_score(scores)
                 continue
             beat(f"saving step {step} as the best", limited=False)
@@ -156,11 +167,11 @@ class Stack:
             run.prediction, run.prediction_size = prediction, len(self.members)
 
     def finish(self, params: dict, predict: Predict, began: float, beat: Callable) -> None:
-        """Writes the results of the trials that end at the current `stop`, and drops them.
+        """Writes the results of the trials that end at `stop`, and removes them from the stack.
 
-        The best checkpoint predicts every split; the last one, where no split selects.
+        The best checkpoint predicts every split; the last one, if there is no selection split.
         """
-        ending = [run for run in self.runs if run.num_steps == self._stop and not run.diverged]
+        ending = [run for run in self.ending if not run.diverged]
         self._save_unsaved(ending, params, predict)
         if not all(run.finished for run in ending):
             beat("predicting with the best checkpoints")
@@ -168,31 +179,34 @@ class Stack:
             for index, run in enumerate(ending):
                 if not run.finished:
                     run.finish({name: each[index] for name, each in predictions.items()}, began)
+        # Trials that are known to diverge later stay, so that a resumed stack has the same size.
         self._positions = [
-            index
-            for index, run in enumerate(self.runs)
-            # One that is known to diverge later stays: a resumed stack has the same size.
-            if (run.diverged or run.num_steps) > self._stop
+            index for index, run in enumerate(self.runs) if run.last_step > self.stop
         ]
         self.runs = [self.runs[index] for index in self._positions]
 
     def _save_unsaved(self, ending: list[TrialRun], params: dict, predict: Predict) -> None:
-        selector = self._task.selection_split
+        """Saves the last parameters of the `ending` trials that have no best checkpoint."""
+        split = self._task.selection_split
         unsaved = [
             index for index, run in enumerate(self.runs) if run in ending and run.best_step is None
         ]
-        outputs = predict(selector, params) if unsaved and selector else None
+        predictions = predict(split, params) if unsaved and split else None
         for index in unsaved:
-            scores, tuned = tune_and_score(selector, outputs[index]) if outputs else ({}, {})
+            scores, tuned = {}, {}
+            if predictions:
+                scores, tuned = tune_and_score(split, predictions[index])
             params_of_trial = self._steps.pick(params, index)
-            self.runs[index].save_best(self._stop, params_of_trial, scores, tuned)
+            self.runs[index].save_best(self.stop, params_of_trial, scores, tuned)
 
-    def _predict_best(self, ending: list[TrialRun], predict: Predict) -> dict[str, list]:
-        """Returns, for each split, what the best checkpoints of the ending trials predict."""
+    def _predict_best(
+        self, ending: list[TrialRun], predict: Predict
+    ) -> dict[str, list[Prediction]]:
+        """Returns, by split, the predictions of the best checkpoints of the `ending` trials."""
         task, predictions = self._task, {}
         padded = pad_to_trial_axis(ending, self._mesh)
-        # Predictions are not repeated where a stack of the same size made them: one of another
-        # size, after resuming, could round otherwise.
+        # Reuses the predictions of the last evaluation if a stack of the same size computed them:
+        # another size, before the run was resumed, may round differently.
         if all(run.prediction and run.prediction_size == len(padded) for run in ending):
             name = task.selection_split.name
             predictions[name] = [run.prediction for run in ending]

@@ -1,6 +1,7 @@
 """The steps of fine-tuning: rows -> loss -> gradients -> new state, and rows -> predictions."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from bert_jax.training.gradients import accumulate_gradients, split_into_microba
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TRIAL_AXES, TrainState, apply_gradients
 
-# Default size of a microbatch on one device: enough to keep it busy.
+# Default tokens of a microbatch on one device: enough to keep it busy.
 TOKENS_PER_DEVICE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
 
 
@@ -77,7 +78,7 @@ def make_finetune_step(
     def apply_trial(state, gradients, hyperparameters):
         return apply_gradients(state, gradients, optimizer(hyperparameters))
 
-    # The metrics stay with their trials: between these there is no communication.
+    # Metrics are sharded over `trial`, too: trials exchange nothing.
     trial_sharding = NamedSharding(mesh, P("trial"))
     out_shardings = shardings.map_trials(stack_shardings), trial_sharding
     jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
@@ -87,7 +88,7 @@ def make_finetune_step(
         rows, weight_sums = jax.vmap(number_rows)(rows), jax.vmap(sum_weights)(rows)
         dropouts = Dropout(
             key=jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step),
-            rows=None,  # Those of each microbatch.
+            rows=None,  # `trial_gradients` sets those of each microbatch.
             rate=hyperparameters.dropout_rate,
             attention_rate=hyperparameters.attention_dropout_rate,
         )
@@ -133,7 +134,7 @@ def trial_gradients(
         return jnp.sum(losses * label_weights(head, rows)) / weight_sum, None
 
     def vector_loss(params, rows):
-        """Has the gradients of the loss of the whole batch, not its value."""
+        """Returns a value whose gradients are those of the loss of the whole batch."""
         return jnp.sum(outputs(params, rows) * rows["vector_gradients"]), None
 
     if not head.batch_loss:
@@ -152,7 +153,7 @@ def trial_gradients(
 
 
 class Prediction(NamedTuple):
-    """What a trial predicts for a split.
+    """The outputs of a trial for the features of a split.
 
     Attributes:
       outputs: the head's output for each feature, in order.
@@ -200,8 +201,12 @@ def predict(
     shape: RowShape,
     num_rows: int,
     sharding: NamedSharding,
+    beat: Callable[..., None] = lambda limited: None,
 ) -> list[Prediction]:
-    """Returns what each trial of the stack `params` predicts; `num_rows` rows at a time."""
+    """Returns the prediction of each trial of the stack `params`; computes `num_rows` at a time.
+
+    Calls `beat(limited=...)` before each batch: the first one may compile, which has no time limit.
+    """
     num_trials = len(jax.tree.leaves(params)[0])
     predictions = [[np.zeros(0)] * len(features) for _ in range(num_trials)]
     total = np.zeros((num_trials, 2))
@@ -210,7 +215,8 @@ def predict(
     if jax.process_index():
         options["disable"] = True
     progress = tqdm.tqdm(desc="predicting", total=len(features), **options)
-    for members, rows in shape.batches(features, num_rows):
+    for number, (members, rows) in enumerate(shape.batches(features, num_rows)):
+        beat(limited=number > 0)
         outputs, sums = map(np.asarray, predict_step(params, to_devices(rows, sharding)))
         total += sums.sum(1)
         for row, indices in enumerate(members):
@@ -218,8 +224,9 @@ def predict(
             for index in indices:
                 feature = features[index]
                 size = len(feature) if head.input_kind == "positions" else len(feature.sequences)
-                for trial, trial_outputs in zip(predictions, outputs, strict=True):
-                    trial[index] = head.feature_output(trial_outputs[row, start : start + size])
+                for of_trial, trial_outputs in zip(predictions, outputs, strict=True):
+                    output = trial_outputs[row, start : start + size]
+                    of_trial[index] = head.feature_output(output)
                 start += size
         progress.update(sum(map(len, members)))
     progress.close()
@@ -228,7 +235,7 @@ def predict(
 
 
 def default_rows_per_microbatch(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
-    """Returns the rows per microbatch over all devices; 0 per device means a device's default."""
+    """Returns the rows per microbatch over all devices; 0 per device means the default."""
     tokens = TOKENS_PER_DEVICE.get(mesh.devices.flat[0].platform, 8192)
     rows_per_device = per_device_batch_size or max(1, tokens // length)
     return rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
@@ -242,7 +249,7 @@ def fit_rows_per_microbatch(maximum: int, rows_of_batches: Sequence[int], num_sh
     """
 
     def cost(rows_per_microbatch):
-        num_microbatches = sum(-(-rows // rows_per_microbatch) for rows in rows_of_batches)
+        num_microbatches = sum(math.ceil(rows / rows_per_microbatch) for rows in rows_of_batches)
         return num_microbatches * (rows_per_microbatch + maximum / 8)
 
     return min(range(num_shards, maximum + 1, num_shards), key=cost)

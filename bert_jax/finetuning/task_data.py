@@ -1,4 +1,4 @@
-"""What a run trains on: examples, rows, head, and the parameters to start from."""
+"""Reads what a run trains on: examples, rows, head, and the parameters to start from."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -138,7 +138,9 @@ def read_task(
         config = config.copy_and_resolve_references()
         config.data.labels = tuple(order)
         task = module.get_task(config, tokenizer)
-    head = dataclasses.replace(task.head, class_weights=find_class_weights(config, task))
+    head = dataclasses.replace(
+        task.head, class_weights=find_class_weights(config.class_weights, task)
+    )
     return dataclasses.replace(task, head=head)
 
 

@@ -21,7 +21,7 @@ from bert_jax.finetuning.hyperparameters import finetune_schedule
 from bert_jax.finetuning.step import Prediction
 from bert_jax.runtime.buckets import absolute, is_bucket
 from bert_jax.runtime.errors import NonFiniteLoss
-from bert_jax.tasks.task import Split
+from bert_jax.tasks.task import Split, Task
 from bert_jax.training import monitoring
 from bert_jax.training.metrics import METRICS, MetricsWriter
 from bert_jax.training.workdir import write_json
@@ -40,20 +40,18 @@ class Trial(NamedTuple):
     @property
     def result(self) -> dict | None:
         """The contents of its `result.json`, or None before it is finished."""
-        return (
-            json.loads(self.result_path.read_text(encoding="utf-8"))
-            if self.result_path.exists()
-            else None
-        )
+        if not self.result_path.exists():
+            return None
+        return json.loads(self.result_path.read_text(encoding="utf-8"))
 
 
 class TrialRun:
-    """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
+    """A running trial: its hyperparameters, its metrics, and the best checkpoint in its workdir.
 
-    `best_step`, `score` and `score_loss` (on the selection split) belong to the best checkpoint,
-    None if there is none; `prediction` is what it predicts for the selection split, in a stack of
-    `prediction_size` trials, or None if this process has not computed it. `diverged` is the step at
-    which its loss was not finite, or None.
+    `best_step`, `score` and `score_loss` (on the selection split) belong to the best checkpoint;
+    they are None if there is none. `prediction` is its prediction for the selection split, computed
+    in a stack of `prediction_size` trials; None if this process has not computed it. `diverged` is
+    the step at which a loss or norm was not finite, or None.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -84,6 +82,11 @@ class TrialRun:
             settings = native.load_settings(self.best / str(self.best_step))
             self.score, self.score_loss = settings["score"], settings.get("scores", {}).get("loss")
 
+    @property
+    def last_step(self) -> int:
+        """The step at which it diverged, or else its last update."""
+        return self.diverged or self.num_steps
+
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
         monitoring.check_finite(step_metrics, step)
@@ -94,7 +97,7 @@ class TrialRun:
         self.writer.write(step, values)
 
     def mark_diverged(self, error: NonFiniteLoss) -> None:
-        """Finishes a trial that diverged, with a result that says so."""
+        """Ends a trial that diverged, with a result that gives the step."""
         self.diverged, self.loss = error.step, math.inf
         logging.error("%s diverged: %s", self.trial.workdir.name, error)
         self._write_result({"diverged": error.step, "message": str(error)})
@@ -112,13 +115,15 @@ class TrialRun:
         Where the metrics are equal, the lower loss wins: a metric such as F1 may stay at 0 for long
         while the model learns.
         """
+        if self.score is None:
+            return True
         score, loss = scores[self._metric], scores.get("loss")
-        if self.score is None or score != self.score:
-            return self.score is None or score > self.score
-        return None not in (loss, self.score_loss) and loss < self.score_loss
+        if score != self.score:
+            return score > self.score
+        return loss is not None and self.score_loss is not None and loss < self.score_loss
 
     def set_score(self, scores: dict[str, float]) -> None:
-        """Sets the scores of the selection split that the best checkpoint has."""
+        """Sets the score and the loss of the best checkpoint on the selection split."""
         self.score, self.score_loss = scores.get(self._metric), scores.get("loss")
 
     @property
@@ -150,9 +155,7 @@ class TrialRun:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._task, self.writer.directory / "predictions"
         result, files = {"steps": self.num_steps, "best_step": self.best_step}, []
-        # Without a selector, collapse is judged on the first split with labels, or on the first.
-        labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
-        collapse_split = task.selection_split or labeled_first
+        collapse_split = split_for_collapse(task)
         if task.selection_split:
             _, tuned = tune_and_score(task.selection_split, predictions[task.selection_split.name])
             task = task.with_settings(tuned)
@@ -184,14 +187,26 @@ class TrialRun:
         self.finished = True
         self.writer.close()
         if self.writes:
-            # Without a split to select on, no metric has selected anything.
-            selected = {"metric": self._task.metric} if self._task.selection_split else {}
-            write_json(self.trial.result_path, {"seed": self.seed} | selected | result)
+            start = {"seed": self.seed}
+            if self._task.selection_split:  # Otherwise no metric has selected the checkpoint.
+                start["metric"] = self._task.metric
+            write_json(self.trial.result_path, start | result)
+
+
+def split_for_collapse(task: Task) -> Split | None:
+    """Returns the split whose predictions show whether a trial has collapsed.
+
+    That is the selection split, or else the first split with labels, or else the first one.
+    """
+    if task.selection_split:
+        return task.selection_split
+    candidates = [split for split in task.splits if split.score] or task.splits
+    return candidates[0] if candidates else None
 
 
 def warn_of_constant_metric(path: pathlib.Path, metric: str) -> None:
     """Warns if a metric in the lines of `path` was the same at all evaluations."""
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     values = [line[metric] for line in lines if metric in line]
     if len(values) > 1 and len(set(values)) == 1:
         logging.warning(
@@ -204,23 +219,25 @@ def warn_of_constant_metric(path: pathlib.Path, metric: str) -> None:
 
 
 def tune_and_score(split: Split, prediction: Prediction) -> tuple[dict[str, float], dict]:
-    """Returns the scores of the selection split with the best head settings, and these."""
+    """Returns the scores of the selection split, and the head settings tuned on it."""
     tuned = split.tune(prediction.outputs) if split.tune else {}
     split = split.with_settings(tuned) if tuned else split
     return score_split(split, prediction), tuned
 
 
 def score_split(split: Split, prediction: Prediction) -> dict[str, float]:
-    """Returns the scores and the loss of a split; nothing if its labels are unknown."""
+    """Returns the scores and the loss of a split; {} if its labels are unknown."""
     scores = split.score(prediction.outputs) if split.score else {}
-    return scores | ({"loss": prediction.loss} if scores and prediction.loss is not None else {})
+    if scores and prediction.loss is not None:
+        scores = scores | {"loss": prediction.loss}
+    return scores
 
 
 def rank_of(result: dict, metric: str) -> tuple[float, float]:
-    """Returns the score of a result for `metric`, and its negated loss: the best is the largest.
+    """Returns a key to sort results by: the score for `metric`, then the negated loss.
 
-    As the checkpoints of a run, results with equal scores are told apart by the loss. One that
-    diverged ranks last, and one without a score for the metric has 0.
+    The best result has the largest key, as with the checkpoints of a run. One that diverged ranks
+    last; one without a score for the metric has the score 0.
     """
     if "diverged" in result:
         return -math.inf, -math.inf
@@ -231,7 +248,8 @@ def rank_of(result: dict, metric: str) -> tuple[float, float]:
 
 def pad_to_trial_axis(items: Sequence, mesh: Mesh) -> list:
     """Repeats the last of `items` until their number is a multiple of the `trial` axis."""
-    return [*items, *[items[-1]] * (-len(items) % mesh.shape["trial"])]
+    num_missing = -len(items) % mesh.shape["trial"]
+    return [*items, *[items[-1]] * num_missing]
 
 
 def stack_trees(trees: Sequence):
@@ -276,19 +294,22 @@ def _holds_run(directory: pathlib.Path) -> bool:
 def summarize_seeds(results: list[dict], metric: str) -> dict:
     """Returns the median, minimum and maximum of each metric over seeds.
 
-    A seed has no scores for an entity type that it never predicts and no example has: these count
-    as 0, as 0 / 0 does in `entity_scores`.
+    A missing score counts as 0, as 0 / 0 does in `entity_scores`: a seed has none for an entity
+    type that it never predicts and no example has.
     """
     combined = {}
     for split in (name for name, value in results[0].items() if isinstance(value, dict)):
         for name in dict.fromkeys(name for result in results for name in result[split]):
             values = [result[split].get(name, 0.0) for result in results]
-            functions = (statistics.median, min, max)
-            combined[f"{split}/{name}"] = {each.__name__: each(values) for each in functions}
+            combined[f"{split}/{name}"] = {
+                "median": statistics.median(values),
+                "min": min(values),
+                "max": max(values),
+            }
     return {
         "metric": metric,
         "scores": combined,
         "collapsed_seeds": [result["seed"] for result in results if result.get("collapsed")],
         "seeds": results,
-        "seconds": max(result["seconds"] for result in results),  # Seeds train side by side.
+        "seconds": max(result["seconds"] for result in results),  # Seeds train together.
     }

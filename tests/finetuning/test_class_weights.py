@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from bert_jax.data.features import NO_LABEL, ModelInput
 from bert_jax.finetuning.class_weights import find_class_weights
@@ -27,12 +26,12 @@ def task_of(head: heads.Head, labels: list) -> Task:
 )
 def test_balanced_weights_give_each_class_the_same_sum(head, labels):
     """As scikit-learn's class_weight="balanced": 6 labels, 3 of a, 2 of b, 1 of c."""
-    config = ConfigDict({"class_weights": ("balanced",)})
-    assert find_class_weights(config, task_of(head, labels)) == pytest.approx((6 / 9, 1, 2))
+    weights = find_class_weights(("balanced",), task_of(head, labels))
+    assert weights == pytest.approx((6 / 9, 1, 2))
     # A class without an example does not change the others' weights.
     absent = dataclasses.replace(task_of(head, labels), labels=("a", "b", "c", "d"))
-    assert find_class_weights(config, absent) == pytest.approx((6 / 9, 1, 2, 1))
-    assert find_class_weights(ConfigDict({"class_weights": ()}), task_of(head, labels)) == ()
+    assert find_class_weights(("balanced",), absent) == pytest.approx((6 / 9, 1, 2, 1))
+    assert find_class_weights((), task_of(head, labels)) == ()
 
 
 def test_a_weight_of_a_class_without_examples_is_refused():
@@ -42,17 +41,17 @@ def test_a_weight_of_a_class_without_examples_is_refused():
     with pytest.raises(
         ValueError, match=r"class_weights=1,2,3: 'missing' has the weight 3, but no"
     ):
-        find_class_weights(ConfigDict({"class_weights": (1, 2, 3)}), task)
-    assert find_class_weights(ConfigDict({"class_weights": (1, 2, 1)}), task) == (1, 2, 1)
+        find_class_weights((1, 2, 3), task)
+    assert find_class_weights((1, 2, 1), task) == (1, 2, 1)
 
 
 def test_weights_that_outweigh_the_frequent_class_are_reported(caplog):
     task = task_of(heads.CLASSIFICATION, [0] * 95 + [1] * 4 + [2])
-    find_class_weights(ConfigDict({"class_weights": ("balanced",)}), task)
+    find_class_weights(("balanced",), task)
     (record,) = caplog.records
     expected = "'c' (1 of 100 labels in train) has 95 times the weight of 'a' (95), so it is "
     assert expected + "predicted at any probability above 0.01" in record.getMessage()
     assert "up to 99 % of its predictions" in record.getMessage()
     assert record.getMessage().endswith("config.class_weights=1,4.87,9.75")
-    find_class_weights(ConfigDict({"class_weights": (1, 4.87, 9.75)}), task)
+    find_class_weights((1, 4.87, 9.75), task)
     assert len(caplog.records) == 1

@@ -194,7 +194,7 @@ def test_numeric_class_order(tokenizer):
     config.class_weights = tuple(map(float, range(1, 13)))
     task = text_classification.get_task(config, tokenizer)
     assert task.labels == tuple(map(str, range(12)))
-    assert find_class_weights(config, task) == config.class_weights
+    assert find_class_weights(config.class_weights, task) == config.class_weights
     two = str(folder / "two.csv")
     (dev,) = classification_task(tokenizer, train=two, dev=two).splits
     probabilities = np.array([0.1, 0.6, 0.3, 0.2, 0.5])
