@@ -180,7 +180,7 @@ class RowShape:
 
 
 def to_devices(rows: dict[str, np.ndarray], sharding: Sharding) -> dict[str, jax.Array]:
-    """Copies the rows of each device of this process to it."""
+    """Copies rows to the devices of this process, to each its own."""
     return {
         name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
         for name, array in rows.items()

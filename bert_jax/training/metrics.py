@@ -43,14 +43,16 @@ METRICS = "metrics.jsonl"
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
-    Removes what an interrupted run wrote after `first_step`; `seconds` is the run time up to then,
-    and `productive_seconds` those that `goodput.StepTimer` counted.
-    Pass `writes=True` in one process only. `tracker` is a name in `trackers.TRACKERS`, or "" for
-    none; it also gets `settings`, the configuration. Raises OSError, and what the tracker's start
-    raises.
+    Removes the records that an interrupted run wrote after `first_step`. Pass `writes=True` in one
+    process only. `tracker` is a name in `trackers.TRACKERS`, or "" for none; it also gets
+    `settings`, the configuration. Raises OSError, and what the start of the tracker raises.
 
-    Nothing can be appended to a file on a bucket: for a workdir there, `directory` is a local one,
-    and `sync` copies all files in it, whoever wrote them. Otherwise it is the workdir.
+    Attributes:
+      seconds: the run time up to `first_step`.
+      productive_seconds: those of them that `goodput.StepTimer` counted as productive.
+      directory: where the files are written: the workdir, or a local directory if that is on a
+        bucket, whose files cannot be appended to. `sync` copies all files in it to the bucket,
+        those of other writers included.
     """
 
     def __init__(
@@ -67,10 +69,9 @@ class MetricsWriter:
         # The last line of a killed run may be incomplete.
         records = [json.loads(line) for line in lines if line.endswith("}\n")]
         kept = [record for record in records if record["step"] <= first_step]
-        self.seconds, self.productive_seconds = (
-            max((record.get(name, 0.0) for record in kept), default=0.0)
-            for name in ("seconds", "productive_seconds")
-        )
+        self.seconds = max((record.get("seconds", 0.0) for record in kept), default=0.0)
+        productive = (record.get("productive_seconds", 0.0) for record in kept)
+        self.productive_seconds = max(productive, default=0.0)
         self._writes, self._tracker = writes, None
         if tracker:
             with distributed.raise_on_all_processes():
@@ -93,7 +94,7 @@ class MetricsWriter:
             self._write_event(first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        """Writes `metrics`, unless the run had written them before it was resumed."""
+        """Writes `metrics`, unless they were written before the run was resumed."""
         if not self._writes or (step, "step", *metrics) in self._written:
             return
         with add_path_to_errors(self._path), self._path.open("a", encoding="utf-8") as file:
@@ -140,9 +141,9 @@ class MetricsWriter:
 
 
 def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[str, float]:
-    """Returns the entropy (nats) and accuracy of a unigram model that is fitted to `counts`.
+    """Returns the entropy (nats) and accuracy of a unigram model, the baseline of a masked LM.
 
-    `counts`, int64 [vocab_size], are of the split's tokens; `special_ids` are ignored.
+    It is fitted to `counts`, int64 [vocab_size], of the tokens of a split, without `special_ids`.
     """
     counts = np.array(counts)
     counts[list(special_ids)] = 0
@@ -154,7 +155,7 @@ def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[s
 
 
 def timed(items: Iterable, waits: list[float]) -> Iterator:
-    """Yields `items`; appends the seconds that the caller waited for each to `waits`."""
+    """Yields `items`; appends the seconds that each of them took to arrive to `waits`."""
     started = time.monotonic()
     for item in items:
         waits.append(time.monotonic() - started)

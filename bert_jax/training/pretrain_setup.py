@@ -38,12 +38,17 @@ EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """The steps [start, stop), on rows of one length; `is_long`: of `config.long_phase`.
+    """Consecutive steps of a run, on rows of one length.
 
-    `objective_class` is the run's `Objective`, the same in all phases.
-
-    To compile a step, `train` needs only `max_seq_length` and `max_sequences`, and `heldout` may
-    be None.
+    Attributes:
+      train: the rows to train on. To compile a step, only their `max_seq_length` and
+        `max_sequences` are needed.
+      heldout: the rows to evaluate on; None if the step is only compiled.
+      start, stop: the steps `[start, stop)` of the run.
+      batch_size: rows per step, over all devices.
+      max_predictions: maximum number of targets in a row.
+      objective_class: the `Objective` of the run, the same in all phases.
+      is_long: whether this is the phase of `config.long_phase`.
     """
 
     train: Rows
@@ -64,8 +69,11 @@ class Phase:
 class PhaseSetup:
     """A phase, and what its steps need.
 
-    `objective` says how its rows become a batch, and its losses; `num_microbatches` is per update,
-    and `flops_per_row` the FLOPs of an update for each of its rows.
+    Attributes:
+      phase: its steps and rows.
+      objective: turns its rows into batches, and computes the losses.
+      num_microbatches: per update.
+      flops_per_row: the FLOPs of an update per row.
     """
 
     phase: Phase
@@ -78,9 +86,16 @@ class PhaseSetup:
 class PretrainSetup:
     """The model, optimizer and shardings from which the steps of a run are built.
 
-    `schedule` is the learning rate of a step, counted from 0; `init` (key, `pretrained` parameters
-    -> initial state) is to be jitted with `shardings`; `abstract_state` has shapes, dtypes and
-    shardings; `teacher_settings` come with the weights of a teacher, if there is one.
+    Attributes:
+      config: of the run.
+      phases: of the run, in order.
+      model, mesh: of all phases.
+      schedule: step, counted from 0 -> learning rate.
+      optimizer: with this schedule.
+      init: (key, `pretrained` parameters) -> initial state; to be jitted with `shardings`.
+      abstract_state: the shapes, dtypes and shardings of the state.
+      shardings: of the state.
+      teacher_settings: the settings stored with a teacher's weights; None without a teacher.
     """
 
     config: ConfigDict
@@ -105,24 +120,26 @@ def setup_pretraining(
 ) -> PretrainSetup:
     """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
-    `source_settings` come with the weights to start from, `teacher_settings` with a teacher's
-    weights, if there are any. Raises ValueError if `make_model_config` does, if the mesh does not
-    fit the devices, or if a batch or the rows do not fit the mesh or the model.
+    `source_settings` are stored with the weights to start from, `teacher_settings` with those of a
+    teacher; None if there are none. Raises ValueError if `make_model_config` does, if the mesh does
+    not fit the devices, or if a batch or the rows do not fit the mesh or the model.
     """
     objectives = [build_objective(config, tokenizer, phase, teacher_settings) for phase in phases]
     objective = objectives[0]  # The model is the same in all phases.
-    source, teacher = (
-        config_from_settings(settings) if settings else None
-        for settings in (source_settings, teacher_settings)
-    )
-    # Some models have padding beyond the ids of their tokenizer.
-    vocab_size = max([tokenizer.vocab_size, *(x.vocab_size for x in (source, teacher) if x)])
+    source = config_from_settings(source_settings) if source_settings else None
+    teacher = config_from_settings(teacher_settings) if teacher_settings else None
+    # The embeddings of some models have more rows than their tokenizer has ids.
+    vocab_size = tokenizer.vocab_size
+    for pretrained in (source, teacher):
+        if pretrained:
+            vocab_size = max(vocab_size, pretrained.vocab_size)
     model_config = make_model_config(config, vocab_size, source, causal=objective.causal)
     check_lengths(phases, model_config, teacher)
     mesh = make_mesh(**config.mesh, devices=devices)
     plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
     model = objective.make_model(model_config, plan)
-    if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
+    num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.eval_batch_size % num_shards:
         expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
         raise ValueError(f"config.eval_batch_size={config.eval_batch_size}: {expected}")
     schedule = pretraining_schedule(config)
@@ -186,21 +203,23 @@ def count_microbatches(config: ConfigDict, phase: Phase, num_shards: int) -> int
 
     `num_shards` is the number of shards of a batch.
     """
-    override = config.long_phase.per_device_batch_size if phase.is_long else None
-    rows_per_device = config.per_device_batch_size if override is None else override
+    rows_per_device = config.per_device_batch_size
+    if phase.is_long and config.long_phase.per_device_batch_size is not None:
+        rows_per_device = config.long_phase.per_device_batch_size
     microbatch_size = max(rows_per_device, 1) * num_shards
     if phase.batch_size % microbatch_size:
+        fix = f"use a multiple of {microbatch_size}"
+        if rows_per_device:
+            fix += ", or per_device_batch_size=0 for one microbatch"
         raise ValueError(
             f"batch_size {phase.batch_size} is not divisible by {num_shards} data shards x "
-            f"per_device_batch_size {rows_per_device or 1}: use a multiple of {microbatch_size}"
-            + ", or per_device_batch_size=0 for one microbatch"
-            * bool(rows_per_device)
+            f"per_device_batch_size {rows_per_device or 1}: {fix}"
         )
     return phase.batch_size // microbatch_size if rows_per_device else 1
 
 
 def check_lengths(phases: list[Phase], model_config, teacher=None) -> None:
-    """Raises ValueError if a model, or any teacher, has too few positions for the rows."""
+    """Raises ValueError if the model or its teacher has too few positions for the rows."""
     max_length = max(phase.train.max_seq_length for phase in phases)
     if max_length > model_config.max_position_embeddings:
         raise ValueError(
@@ -224,15 +243,15 @@ def check_segments(phases: list[Phase], model_config) -> None:
 
 
 def has_two_schedules(config: ConfigDict) -> bool:
-    """Returns whether the long phase has a ramp and decay of its own."""
+    """Returns whether the long phase has its own warm-up and decay."""
     long = config.long_phase
     return long.learning_rate is not None or long.warmup_steps is not None
 
 
 def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
-    """Returns the learning rate of each step: one ramp and decay over both phases, or two.
+    """Returns the learning rate of each step: one warm-up and decay over both phases, or two.
 
-    Each phase has its own if `long_phase` has a learning rate or a warm-up (LAMB's re-warm-up).
+    Each phase has its own if `long_phase` sets a learning rate or a warm-up (LAMB's re-warm-up).
     """
     make = functools.partial(make_schedule, decay_from=config.decay_from, power=config.decay_power)
     peak, num_steps, long = config.learning_rate, config.num_steps, config.long_phase
@@ -246,8 +265,8 @@ def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
 def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bool = False):
     """Returns the model config of `config.model`; fields of None follow the size or the weights.
 
-    `causal` is the objective's. `source` is the model config of the weights to start from, or None.
-    Raises ValueError for an invalid field, or one that contradicts them.
+    `causal` is that of the objective; `source` is the model config of the weights to start from, or
+    None. Raises ValueError for a field that is invalid or contradicts these weights.
     """
     given = {name: value for name, value in config.model.items() if value is not None}
     fields = {name: value for name, value in given.items() if name not in EXECUTION_FIELDS}
@@ -272,7 +291,8 @@ def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causa
         and not (set(config_class.size_fields) <= set(fields))
     ):
         fix = "set config.init_from=DIR, the weights to start from, or"
-        fix = "this tool does not read the weights:" if config.init_from else fix
+        if config.init_from:
+            fix = "this tool does not read the weights:"
         raise ValueError(f"the model's size is unknown: {fix} set config.model.size")
     if source and causal != source.causal:
         trained = "left_to_right" if source.causal else "masked_lm"
@@ -295,7 +315,7 @@ def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causa
 
 
 def model_execution(config: ConfigDict) -> Execution:
-    """Returns how the model of `config.model` is to run; fields of None have their defaults."""
+    """Returns how the model of `config.model` runs; fields of None have their defaults."""
     given = {name: config.model.get(name) for name in EXECUTION_FIELDS}
     return Execution(**{name: value for name, value in given.items() if value is not None})
 
@@ -334,7 +354,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
                 f"{config.corpus} and {config.long_phase.corpus} differ in {name}: build both "
                 "with the same, so that the run trains on no held-out document"
             )
-    # In small corpora it also depends on the filters and the rows.
+    # The share of held-out documents also depends on filters and rows, in small corpora.
     if first.manifest.get("heldout_share") != last.manifest.get("heldout_share"):
         raise ValueError(
             f"{config.corpus} and {config.long_phase.corpus} hold out other documents, as they are "
