@@ -121,7 +121,7 @@ def head_from_huggingface(values: Mapping) -> dict | None:
 
 
 def head_in_transformers(settings: Mapping) -> str | None:
-    """Returns which of `HEADS` a stored head is to transformers; None if it is none of them.
+    """Returns the entry of `HEADS` as which transformers reads a stored head; None without one.
 
     A cross-encoder is a regression on pairs; another head elsewhere may be the same class, too.
     """
@@ -134,7 +134,7 @@ def head_in_transformers(settings: Mapping) -> str | None:
 
 
 def _is_same(form: InTransformers, other: InTransformers) -> bool:
-    """Returns whether a `config.json` does not tell the two apart."""
+    """Returns whether two heads have the same `config.json`."""
     return form.class_suffix == other.class_suffix and form.problem_type == other.problem_type
 
 

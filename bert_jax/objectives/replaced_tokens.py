@@ -268,7 +268,7 @@ class ReplacedTokens:
         return loss_sums("mlm", token_logits, batch["targets"], batch["target_weights"]) | sums
 
     def model_sums(self, model, params, batch, is_replaced, dropout) -> Sums:
-        """Returns the sums of the discriminator on the rows that the generator made."""
+        """Returns the sums of the discriminator on the rows that the generator corrupted."""
         logits = model.apply({"params": params}, batch, dropout)
         return discriminator_sums(logits, is_replaced, batch)
 

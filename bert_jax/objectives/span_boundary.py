@@ -145,7 +145,7 @@ class SpanBoundary:
         return SpanBoundaryModel(model_config, plan)
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
-        """Unpacks and masks rows as masked LM does, and finds what is around each target's span."""
+        """Unpacks and masks rows as masked LM does, and finds the tokens around each span."""
         batch = MaskedLm(self.masking).prepare(rows, key)
         length = batch["tokens"].shape[1]
         return batch | span_boundaries(batch["target_positions"], batch["target_weights"], length)

@@ -97,9 +97,9 @@ def remove_tree(path: pathlib.Path | epath.Path) -> None:
 
 
 def cache_directory(kind: str, *key: str) -> pathlib.Path:
-    """Returns the directory on this host for local copies, of a `kind` and what `key` identifies.
+    """Returns the directory on this host for local copies of a `kind`, identified by `key`.
 
-    It is in ~/.cache/bert_jax, or where XDG_CACHE_HOME says.
+    It is in ~/.cache/bert_jax, or in $XDG_CACHE_HOME.
     """
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]

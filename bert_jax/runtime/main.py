@@ -57,7 +57,7 @@ def start(
     """Parses the flags and runs `train_and_evaluate(config, workdir)` of bert_jax.`program`.
 
     `known_fields` returns the fields of a configuration, for `--help`.
-    Prints the result as JSON; None: it has printed what it found.
+    Prints the result as JSON. If it is None, `train_and_evaluate` has printed its own.
     """
     command_line.keep_running_without_log()
     define_flags(known_fields)
@@ -67,7 +67,7 @@ def start(
 
 
 def limit_logging() -> None:
-    """Logs what a user wants to know, unless --verbosity asks for another level."""
+    """Limits the logs to what a user needs, unless --verbosity sets another level."""
     if flags.FLAGS["verbosity"].using_default_value:
         logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(  # Orbax logs every thread and option.

@@ -29,7 +29,7 @@ class Watchdog:
         self._thread.start()
 
     def beat(self, activity: str, limited: bool = True) -> None:
-        """Reports progress and the next `activity`; `limited`: whether its duration is limited."""
+        """Reports progress, and the next `activity`; `limited` says whether it has a time limit."""
         now = time.monotonic()
         if Watchdog.limited:
             Watchdog.slowest = max(Watchdog.slowest, now - Watchdog.since)
