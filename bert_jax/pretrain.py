@@ -236,15 +236,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             watchdog.beat(f"waiting for the batch after step {step}")
             timer.start(step)
 
-    # The result of the run: the scores on the last phase's held-out rows, and for comparison those
-    # of a unigram model on all of these rows, whatever `max_eval_batches`.
     watchdog.beat("waiting for the last save", limited=False)
     checkpointer.wait()
     progress.close()
-    scores = evaluate_after(num_steps, state.params)
-    result = scores | metrics.unigram_baseline(
-        phases[-1].heldout.count_tokens(), tokenizer.special_ids
-    )
+    # The result of the run: the scores on the held-out rows of the last phase. The unigram baseline
+    # is always computed on all of these rows, the scores on at most `max_eval_batches`.
+    result = evaluate_after(num_steps, state.params)
+    counts = phases[-1].heldout.count_tokens()
+    result |= metrics.unigram_baseline(counts, tokenizer.special_ids)
     result |= {"steps": num_steps, "seconds": timer.seconds()}
     timer.log()
     if is_main:

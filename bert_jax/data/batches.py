@@ -81,10 +81,10 @@ def pretrain_batches(
 def heldout_batches(
     rows: Rows, sharding: jax.sharding.Sharding, batch_size: int, max_batches: int = 0
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the rows of a split once, in the order of the corpus.
+    """Yields the rows of a split once, in the order on disk; fills the last batch with empty rows.
 
-    All rows, the last batch filled with empty ones; or the first `max_batches` batches if it is
-    not 0: the same rows in each evaluation, and a random sample, as the corpus is shuffled on disk.
+    With `max_batches`, yields at most as many, the same in each evaluation. These rows are a random
+    sample, because a corpus is shuffled when it is built. 0 means all rows.
     """
     ranges = local_row_ranges(sharding, batch_size)
     size = sum(stop - start for start, stop in ranges)
