@@ -585,16 +585,17 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     pretrain.train_and_evaluate(small_config(corpus, **changes), tmp_path)
     # Steps 5, 8 and 9 wait for the step two before each. Reports of 1, 2 and 5 wait for all.
     assert steps_ahead == [2] * 3
-    assert activities[:6] == [
+    assert activities[:7] == [
         "starting",
         "opening the corpus on all processes",
         "claiming the workdir with all processes",
         "initializing the parameters",
         "running step 1",
+        "waiting for the batch after step 1",
         "running step 2",
     ]
     last = ["waiting for the last save", "evaluating after step 9", "ending"]
-    assert activities[-4:] == ["saving step 9", *last]
+    assert activities[-5:] == ["saving step 9", "waiting for the batch after step 9", *last]
 
 
 def test_evaluation_waits_for_each_batch():

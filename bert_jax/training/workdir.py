@@ -56,25 +56,25 @@ def claim_workdir(
     settings, or if settings, code or workdir differ between processes; CheckpointError if the
     settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
     """
-    lock = contextlib.nullcontext()
     flat = flatten_dict(json.loads(json.dumps(settings)), sep=".")  # JSON turns tuples into lists.
     distributed.check_equal_on_all_processes(flat | {"workdir": str(workdir)} | _code_version())
     token = distributed.allgather_texts(secrets.token_hex())[0]
     path = workdir / CLAIM
-    with distributed.raise_on_all_processes():
-        if jax.process_index() == 0:
-            if not is_bucket(workdir):
-                lock = _lock(workdir)
-            check_settings(workdir, flat, may_change)
-            write_json(workdir / "config.json", settings)
-            write_text(path, token)
-    with distributed.raise_on_all_processes():
-        if not path.exists() or path.read_text(encoding="utf-8") != token:
-            raise ValueError(
-                f"workdir {workdir} is not the directory of process 0: all hosts must share it, "
-                "for instance as a mounted bucket"
-            )
-    return lock
+    with contextlib.ExitStack() as lock:  # Releases the lock after an error.
+        with distributed.raise_on_all_processes():
+            if jax.process_index() == 0:
+                if not is_bucket(workdir):
+                    lock.enter_context(_lock(workdir))
+                check_settings(workdir, flat, may_change)
+                write_json(workdir / "config.json", settings)
+                write_text(path, token)
+        with distributed.raise_on_all_processes():
+            if not path.exists() or path.read_text(encoding="utf-8") != token:
+                raise ValueError(
+                    f"workdir {workdir} is not the directory of process 0: all hosts must share "
+                    "it, for instance as a mounted bucket"
+                )
+        return lock.pop_all()
 
 
 def _lock(workdir: pathlib.Path) -> TextIO:

@@ -133,6 +133,15 @@ def test_workdir_in_use_names_its_holder_until_the_run_ends(tmp_path):
     claim_workdir(tmp_path / "run", {"seed": 0})
 
 
+def test_refused_claim_frees_the_workdir(tmp_path):
+    with claim_workdir(tmp_path, {"seed": 1}):
+        (tmp_path / "result.json").write_text('{"diverged": 3}')
+    with pytest.raises(ValueError, match=r"seed: 1 in .*, 0 now") as refused:
+        claim_workdir(tmp_path, {"seed": 0})
+    claim_workdir(tmp_path, {"seed": 1})
+    assert refused.tb  # Its frames, which are still alive, do not hold the lock.
+
+
 def test_killed_run_frees_its_workdir(tmp_path):
     workdir, log = tmp_path / "run", tmp_path / "log"
     command = [sys.executable, "-c", HOLDER, str(workdir)]
