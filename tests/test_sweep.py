@@ -51,7 +51,7 @@ def given(tmp_path_factory):
     """A directory with weights/, train.csv, dev.csv and test.csv."""
     directory = tmp_path_factory.mktemp("given")
     vocabulary = write_vocabulary(directory / "vocab.txt")
-    write_weights(directory / "weights", vocabulary)
+    write_weights(directory / "weights", vocabulary, num_layers=2)
     for seed, (name, count) in enumerate({"train": 61, "dev": 30, "test": 20}.items()):
         rng, lines = random.Random(seed), ["text,label"]
         for _ in range(count):
@@ -669,45 +669,42 @@ def test_dry_run_of_trials_with_a_teacher_estimates_them(given, tmp_path):
 WRONG = {
     "unknown tracker": (
         {"base": {"tracker": "wandbb"}},
-        r"^config\.base with seed=0: config\.tracker=wandbb: expected wandb, mlflow, trackio",
+        r"^config\.base with seed=0: config\.tracker=wandbb",
     ),
-    "seeds of another type": ({"num_seeds": 2.0}, r"num_seeds=2\.0: expected a whole number"),
+    "seeds of another type": ({"num_seeds": 2.0}, r"config\.num_seeds=2\.0"),
     "rounds of another type": (
         {
             "search": {"learning_rate": ("uniform", 1e-4, 1e-3)},
             "halving": 1.0,
             "without": ("grid", "trials"),
         },
-        r"config\.halving=1\.0: expected a tuple of numbers of epochs",
+        r"config\.halving=1\.0",
     ),
-    "empty grid": ({"grid": {}}, r"config\.grid is empty: set the values of one or more fields"),
-    "empty values": (
-        {"grid": {"learning_rate": ()}},
-        r"config\.grid\.learning_rate=\(\): expected one or more values",
-    ),
+    "empty grid": ({"grid": {}}, r"config\.grid is empty"),
+    "empty values": ({"grid": {"learning_rate": ()}}, r"config\.grid\.learning_rate=\(\)"),
     "one value": (
         {"grid": {"data.train": "a.csv"}},
-        r"config\.grid\.data\.train='a\.csv': expected one or more values",
+        r"config\.grid\.data\.train='a\.csv'",
     ),
     "unknown field": (
         {"grid": {"learning_rat": (1e-3,)}},
-        r"grid\.learning_rat: there is no such field in `base`; did you mean learning_rate\?",
+        r"grid\.learning_rat: .* learning_rate\?",
     ),
     "unknown field of a trial": (
         {"trials": ({"learning_rate": 1e-3}, {"dropout_rate": 0.1})},
-        r"trials\[1\]\.dropout_rate: there is no such .* did you mean model\.dropout_rate\?",
+        r"trials\[1\]\.dropout_rate: .* model\.dropout_rate\?",
     ),
-    "trial is no dict": ({"trials": (0.1,)}, r"trials\[0\]=0\.1: expected a dict of fields"),
+    "trial is no dict": ({"trials": (0.1,)}, r"trials\[0\]=0\.1"),
     "wrong type": (
         {"grid": {"learning_rate": (1e-3, "fast")}},
-        r"grid\.learning_rate: 'fast' is of type str; expected float, as in `base`, where it is",
+        r"grid\.learning_rate: 'fast' is of type str; expected float",
     ),
     "fraction": ({"grid": {"batch_size": (8.5,)}}, r"batch_size: 8\.5 is .* float; expected int"),
     "bool": ({"grid": {"batch_size": (True,)}}, r"batch_size: True is .* bool; expected int"),
     "none": ({"grid": {"batch_size": (None,)}}, r"batch_size: None is .* NoneType; expected int"),
     "placeholder": (
         {"grid": {"model.dropout_rate": ("a",)}},
-        r"model\.dropout_rate: 'a' is of type str; expected float, as in `base`, where it is None",
+        r"model\.dropout_rate: 'a' is of type str; expected float",
     ),
     "twice in the grid": (
         {"grid": {"learning_rate": (1e-3, 2e-3, 0.001)}},
@@ -715,39 +712,30 @@ WRONG = {
     ),
     "twice": (
         {"grid": {"learning_rate": (1e-3, 2e-3)}, "trials": ({"learning_rate": 2e-3},)},
-        r"trials\[0\]: duplicate configuration learning_rate=0\.002, already in grid: list each",
+        r"trials\[0\]: duplicate configuration learning_rate=0\.002, already in grid",
     ),
     "same name": (
         {"grid": {"data.text": ("a b", "a/b")}},
-        r"grid: duplicate configuration data\.text=a_b, .* differ in letters or digits",
+        r"grid: duplicate configuration data\.text=a_b",
     ),
     "misspelled field": (
         {"max_stacked_trial": 3},
-        r"config\.max_stacked_trial: a sweep has no such field; did you mean max_stacked_trials",
+        r"config\.max_stacked_trial: .* max_stacked_trials",
     ),
-    "grid and search": (
-        {"search": {}},
-        r"config\.grid: .* either a grid or a search: remove one",
-    ),
-    "no base": ({"without": ["base"]}, r"no `base`: set config\.base = paper\.finetuning"),
-    "nothing to run": ({"without": ["grid", "trials"]}, r"config\.grid is empty: set the values"),
+    "grid and search": ({"search": {}}, r"config\.grid: .* either a grid or a search"),
+    "no base": ({"without": ["base"]}, r"no `base`"),
+    "nothing to run": ({"without": ["grid", "trials"]}, r"config\.grid is empty"),
     "file of base": (
         {"base_config": "configs/finetune/gleu.py:mrpc"},
         r"config\.base_config=configs/finetune/gleu\.py:mrpc: .*no config file .*glue\.py",
     ),
-    "fraction of seeds": ({"num_seeds": 1.5}, r"config\.num_seeds=1\.5: expected a whole number"),
-    "seeds in the grid": (
-        {"grid": {"seed": (0, 1)}},
-        r"grid\.seed=0: .* config\.base\.seed sets the first one, config\.num_seeds their",
-    ),
-    "seeds in base": (
-        {"base": {"num_seeds": 3}},
-        r"config\.base\.num_seeds=3: expected 1; set config\.num_seeds",
-    ),
-    "no seeds": ({"seeds": 0}, r"config\.num_seeds=0: expected at least 1"),
+    "fraction of seeds": ({"num_seeds": 1.5}, r"config\.num_seeds=1\.5"),
+    "seeds in the grid": ({"grid": {"seed": (0, 1)}}, r"grid\.seed=0: .* config\.num_seeds"),
+    "seeds in base": ({"base": {"num_seeds": 3}}, r"config\.base\.num_seeds=3: expected 1"),
+    "no seeds": ({"seeds": 0}, r"config\.num_seeds=0"),
     "value out of bounds": (
         {"grid": {"learning_rate": (1e-3, -1.0)}},
-        r"^config\.base with learning_rate=-1,seed=0: config\.learning_rate=-1\.0: expected",
+        r"^config\.base with learning_rate=-1,seed=0: config\.learning_rate=-1\.0",
     ),
     "value that does not fit the weights": (
         {"grid": {"max_seq_length": (16, 4096)}},
@@ -755,7 +743,7 @@ WRONG = {
     ),
     "value out of bounds of a later trial": (
         {"grid": {"model.dropout_rate": (0.1, 1.5)}},
-        r"^config\.base with model\.dropout_rate=1\.5,seed=0: BertConfig\.dropout_rate must be",
+        r"^config\.base with model\.dropout_rate=1\.5,seed=0: BertConfig\.dropout_rate",
     ),
     "later trial without a step": (
         {"grid": {"num_epochs": (1.0, 0.01)}},
@@ -763,19 +751,19 @@ WRONG = {
     ),
     "no weights": (
         {"base": {"init_from": ""}},
-        r"^config\.base with seed=0: no weights to start from: set config\.init_from=DIR",
+        r"^config\.base with seed=0: no weights .*config\.init_from",
     ),
     "two metrics": (
         {"grid": {"data.metric": ("accuracy", "macro_f1"), "batch_size": (16,)}},
-        r"configurations have different metrics \(dev/accuracy, dev/macro_f1\): sweep each",
+        r"configurations have different metrics \(dev/accuracy, dev/macro_f1\)",
     ),
     "metric that the task does not have": (
         {"grid": {"data.metric": ("accuracy", "f7")}},
-        r"^config\.base with data\.metric=f7,seed=0: config\.data\.metric=f7: expected one of",
+        r"^config\.base with data\.metric=f7,seed=0: config\.data\.metric=f7",
     ),
     "no dev split": (
         {"base": {"data__dev": ""}},
-        r"configurations cannot be ranked: .* as in config\.base\.data\.dev=FILE",
+        r"configurations cannot be ranked: .* config\.base\.data\.dev",
     ),
 }
 

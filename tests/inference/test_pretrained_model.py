@@ -411,6 +411,11 @@ def with_head(model, task, labels, scale=1.0, **settings) -> PretrainedModel:
     return PretrainedModel(model.config, model.tokenizer, params, settings)
 
 
+@functools.cache
+def jitted_encoder(config):
+    return jax.jit(Encoder(config).apply)
+
+
 def logits_alone(model, *texts: str) -> np.ndarray:
     """Returns the logits of a text or a pair alone, neither packed nor padded."""
     tokenizer = model.tokenizer
@@ -418,7 +423,7 @@ def logits_alone(model, *texts: str) -> np.ndarray:
     row = np.array([[tokenizer.cls_id, *first, *(second[0] if second else [])]])
     segments = (np.arange(row.shape[1])[None] > len(first)).astype(np.int32)
     encoder = jax.device_get(model.params["encoder"])
-    hidden = jax.jit(Encoder(model.config).apply)({"params": encoder}, batch_of_row(row, segments))
+    hidden = jitted_encoder(model.config)({"params": encoder}, batch_of_row(row, segments))
     pooler, head = encoder["pooler"]["dense"], model.params["head"]
     pooled = np.tanh(np.asarray(hidden[0, 0]) @ pooler["kernel"] + pooler["bias"])
     return pooled @ head["kernel"] + head["bias"]
