@@ -421,14 +421,14 @@ BAD_FIELDS = [
 ]
 
 
-# The same of fine-tuning, on two labels, with an encoder of two layers.
+# The same of fine-tuning, on two labels, with an encoder of one layer.
 BAD_FINETUNING = [
     ({"distillation__alpha": 1.5}, "distillation.alpha=1.5"),
     ({"teacher": "x", "data__label_separator": "|"}, "teacher=x"),
     ({"decay_from": "end"}, "decay_from"),
     ({"num_epochs": float("inf")}, "num_epochs=inf"),
     ({"layer_decay": 1.1}, "config.layer_decay=1.1"),
-    ({"freeze_layers": 3}, "config.freeze_layers=3: expected at least 0 and at most 2"),
+    ({"freeze_layers": 2}, "config.freeze_layers=2: expected at least 0 and at most 1"),
     ({"class_weights": (1.0,)}, "class_weights=1.0"),
     ({"class_weights": ("even",)}, "class_weights=even"),
     ({"class_weights": (1, -1)}, "class_weights=1,-1"),

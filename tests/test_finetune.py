@@ -62,7 +62,7 @@ def write_label_sets(path, count=60) -> list[str]:
 def given(tmp_path_factory):
     """A directory with weights/, train.csv, dev.csv and test.csv, which has no labels."""
     directory = tmp_path_factory.mktemp("given")
-    write_weights(directory / "weights", write_vocabulary(directory / "vocab.txt"))
+    write_weights(directory / "weights", write_vocabulary(directory / "vocab.txt"), num_layers=2)
     write_examples(directory / "train.csv", 61, seed=0)
     write_examples(directory / "dev.csv", 30, seed=1)
     (directory / "test.csv").write_text("text\nold river\nking\n")
@@ -482,7 +482,7 @@ def test_values_of_any_scale_are_learned_and_keep_their_scale(given, tmp_path):
 
 @pytest.mark.slow
 def test_collapsed_run_is_reported(given, tmp_path):
-    write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
+    write_weights(tmp_path / "biased", given / "vocab.txt", CLASSES, bias=50.0, num_layers=2)
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["collapsed"]
@@ -513,7 +513,7 @@ def numbered(given, tmp_path):
 
 
 def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp_path):
-    write_weights(tmp_path / "old", given / "vocab.txt", head=NUMBERS, bias=5.0)
+    write_weights(tmp_path / "old", given / "vocab.txt", NUMBERS, bias=5.0, num_layers=2)
     old = {"init_from": str(tmp_path / "old")}
     files = {f"data__{name}": numbered.data[name] for name in ("train", "dev", "test")}
     further = finetune.prepare(small_config(given, **old, **files))

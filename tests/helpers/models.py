@@ -41,7 +41,7 @@ def random_params(model, batch, std: float = 0.2) -> dict:
 
 def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
     """Writes a checkpoint of a very small encoder with random weights, to fine-tune."""
-    config = small_model_config(tokenizer.vocab_size)
+    config = small_model_config(tokenizer.vocab_size, num_layers=1)
     rng = np.random.default_rng(0)
     params = {
         path: rng.normal(0, 0.1, leaf.shape).astype(np.float32) + path.endswith("scale")
@@ -116,7 +116,7 @@ def write_weights(
     bias=0.0,
     labels=("north", "south"),
     causal=False,
-    num_layers=2,
+    num_layers=1,  # Compiles faster; tests of models and steps have two.
 ):
     """Writes a checkpoint of a small untrained encoder; with `head` (labels), also of a head."""
     tokenizer = load_tokenizer(vocabulary)
