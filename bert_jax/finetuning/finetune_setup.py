@@ -26,9 +26,9 @@ from bert_jax.finetuning.step import (
 )
 from bert_jax.finetuning.task_data import TO_PREDICT, TaskData, log_task
 from bert_jax.model.architecture import config_from_settings, config_to_settings
-from bert_jax.model.encoder import num_stacked_layers
 from bert_jax.model.execution import Execution, log_path, plan_execution
 from bert_jax.model.heads import make_model
+from bert_jax.model.layer_stack import num_stacked_layers
 from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tokenizers.tokenizer import Tokenizer

@@ -13,9 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
-from bert_jax.model.architecture import architecture_of
 from bert_jax.model.attention import attention_probabilities
-from bert_jax.model.encoder import Encoder, share_layers
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 
 ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row partly empty.
@@ -142,18 +141,12 @@ def attention_maps(config, plan: ExecutionPlan, params: dict, rows: dict) -> jax
 
     `params` are the encoder's.
     """
-    inputs = _all_hidden_states(config, plan, params, rows)[:-1]  # The output of each layer.
-    sequence_ids = unpack_rows(rows)["sequence_ids"]
-
-    def probabilities(layer, x):
-        query, key = (
-            y.reshape(*y.shape[:2], config.num_heads, -1)
-            for y in architecture_of(config).queries_and_keys(layer, x)
-        )
-        return attention_probabilities(query, key, sequence_ids, config.causal)
-
-    maps = jax.vmap(probabilities)(share_layers(config, params["layers"]), inputs)
-    return jnp.transpose(maps, (1, 3, 0, 2, 4)).astype(jnp.float32)
+    states = _all_hidden_states(config, plan, params, rows)
+    scores = Encoder(config, plan).apply(
+        {"params": params}, unpack_rows(rows), states, method="attention_scores"
+    )
+    maps = jnp.stack([attention_probabilities(*each, jnp.float32) for each in scores])
+    return jnp.transpose(maps, (1, 3, 0, 2, 4))
 
 
 def _all_hidden_states(config, plan: ExecutionPlan, params: dict, rows: dict) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention within each sequence of a row."""
+"""Scaled dot-product attention among the positions of a row that may see each other."""
 
 import functools
 import math
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.cpu import attention_scores, weighted_values
 from bert_jax.model.dropout import AttentionDropout
 
@@ -19,30 +20,25 @@ def attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    sequence_ids: jax.Array,
+    mask: AttentionMask,
     *,
     num_heads: int,
-    causal: bool = False,
     dropout: AttentionDropout | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
     Args:
       query, key, value: `[batch, length, hidden]`, any float dtype.
-      sequence_ids: int32 `[batch, length]`; positions attend to each other if their ids are equal.
-        Padding has the id 0 and attends only to padding, so that no softmax is empty.
+      mask: which positions attend to each other.
       num_heads: into which `hidden` is split.
-      causal: whether each position attends only to itself and earlier ones.
       dropout: of the probabilities, or None.
 
     Returns:
       `[batch, length, hidden]` in the dtype of `value`. The softmax is in float32.
     """
-    query, key, value = (
-        x.reshape(*x.shape[:2], num_heads, -1) for x in (query, key, value)
-    )  # [batch, length, heads, head_dim]
-    probabilities = attention_probabilities(query, key, sequence_ids, causal)
-    value = jnp.swapaxes(value, 1, 2)
+    query, key, value = (split_heads(x, num_heads) for x in (query, key, value))
+    query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
+    probabilities = attention_probabilities(attention_scores(query, key), mask, key.dtype)
     if dropout is None:
         context = weighted_values(probabilities, value)
     else:
@@ -69,25 +65,28 @@ _weighted_values_with_dropout.defvjp(
 )
 
 
-def attention_probabilities(
-    query: jax.Array, key: jax.Array, sequence_ids: jax.Array, causal: bool
-) -> jax.Array:
-    """Returns attention probabilities, `[batch, heads, from, to]` in the dtype of `key`.
+def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
+    """Returns `[batch, length, hidden]` as `[batch, heads, length, head_dim]`."""
+    # With heads before length, products of all heads are plain batched matrix products.
+    return jnp.swapaxes(x.reshape(*x.shape[:2], num_heads, -1), 1, 2)
 
-    `query` and `key` are `[batch, length, heads, head_dim]`.
+
+def scaled_scores(query: jax.Array, key: jax.Array, num_heads: int) -> jax.Array:
+    """Returns the scores of all pairs of positions, float32 `[batch, heads, from, to]`.
+
+    `query` and `key` are `[batch, length, hidden]`.
     """
-    # With heads before length, both products are plain batched matrix products.
-    query, key = (jnp.swapaxes(x, 1, 2) for x in (query, key))
-    query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
-    scores = attention_scores(query, key)
-    is_visible = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
-    if causal:
-        position = jnp.arange(scores.shape[-1])
-        is_visible &= position[:, None] >= position
+    query, key = split_heads(query, num_heads), split_heads(key, num_heads)
+    products = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+    return products / math.sqrt(query.shape[-1])
+
+
+def attention_probabilities(scores: jax.Array, mask: AttentionMask, dtype) -> jax.Array:
+    """Returns the softmax of scores, `[batch, heads, from, to]`, in `dtype`."""
     # Added rather than selected: XLA for CPUs fuses a product with an addition. Adding a score to
     # the minimum float32 rounds back to the minimum.
-    bias = jnp.where(is_visible, 0.0, jnp.finfo(jnp.float32).min)
-    return _softmax(scores, bias, key.dtype)
+    bias = jnp.where(mask.pairs(), 0.0, jnp.finfo(jnp.float32).min)
+    return _softmax(scores, bias, dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -13,17 +13,22 @@ Its descendants are model configs of the same modules, as docs/families.md lists
 the activation is GELU, the pooler's is tanh, and dropout has a rate of 0.1.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model.attention import attention
+from bert_jax.model.attention import attention, scaled_scores
+from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import HiddenDropout, LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.layers import (
     Dense,
     Embedding,
+    Identity,
     LayerNorm,
     RowParallelDense,
     TokenEmbedding,
@@ -74,6 +79,15 @@ class Embeddings(nn.Module):
         return self.projection(x) if self.config.embedding_size else x
 
 
+class LayerInputs(nn.Module):
+    """Builds what all layers read beside the hidden states: which positions see each other."""
+
+    config: BertConfig
+
+    def __call__(self, batch: dict[str, jax.Array]) -> AttentionMask:
+        return AttentionMask(batch["sequence_ids"], self.config.causal)
+
+
 class EncoderLayer(nn.Module):
     """Self-attention, then a feed-forward network (Vaswani et al., 2017, section 3.1).
 
@@ -82,6 +96,13 @@ class EncoderLayer(nn.Module):
     """
 
     config: BertConfig
+
+    # Where it drops elements, and the rate of `Dropout` that each place has.
+    dropout_places: ClassVar[Mapping[str, str]] = {
+        "attention": "attention_rate",
+        "attention_output": "rate",
+        "output": "rate",
+    }
 
     def setup(self):
         config = self.config
@@ -98,34 +119,42 @@ class EncoderLayer(nn.Module):
         self.output = RowParallelDense(size, initializer_range)
         self.output_layer_norm = LayerNorm(config.layer_norm_epsilon)
 
-    def __call__(
-        self,
-        x: jax.Array,  # [B, L, H]
-        sequence_ids: jax.Array,  # int32 [B, L]: 1, 2, ... for each sequence, 0 for padding
-        dropout: LayerDropout = LayerDropout(),  # By default, nothing is dropped.
-    ) -> jax.Array:
-        """Returns the hidden states after this layer, `[B, L, H]`."""
-        return self.finish(x, self.attend(x, sequence_ids, dropout), dropout)
+    def __call__(self, x: jax.Array, mask: AttentionMask, dropout: LayerDropout) -> jax.Array:
+        """Maps hidden states `[B, L, H]` to those after this layer."""
+        return self.finish(x, self.attend(x, mask, dropout), dropout)
 
-    def attend(self, x: jax.Array, sequence_ids: jax.Array, dropout: LayerDropout) -> jax.Array:
+    def attend(self, x: jax.Array, mask: AttentionMask, dropout: LayerDropout) -> jax.Array:
         """Returns the weighted values of all heads, joined, `[B, L, H]`."""
         return attention(
             self.query(x),
             self.key(x),
             self.value(x),
-            sequence_ids,  # Positions attend to each other if their sequence ids are equal.
+            mask,
             num_heads=self.config.num_heads,
-            causal=self.config.causal,
-            dropout=dropout.attention,
+            dropout=dropout.get("attention"),
         )
 
     def finish(self, x: jax.Array, context: jax.Array, dropout: LayerDropout) -> jax.Array:
         """Returns the layer's output for its input `x` and `context`, the result of `attend`."""
         y = self.attention_output(context)  # [B, L, H]
-        x = self.attention_layer_norm(add_with_dropout(x, y, dropout.attention_output))
+        x = self.attention_layer_norm(add_with_dropout(x, y, dropout.get("attention_output")))
         y = activate(self.config.activation, self.intermediate(x))  # [B, L, intermediate_size]
         y = self.output(y)  # [B, L, H]
-        return self.output_layer_norm(add_with_dropout(x, y, dropout.output))
+        return self.output_layer_norm(add_with_dropout(x, y, dropout.get("output")))
+
+    def scores(self, x: jax.Array, mask: AttentionMask) -> tuple[jax.Array, AttentionMask]:
+        """Returns attention scores, float32 `[B, heads, L, L]`, and the mask of their softmax.
+
+        They have the bias of keys, which `attend` leaves out.
+        """
+        key_bias = self.key.variables["params"]["bias"]
+        key = self.key(x) + key_bias.astype(x.dtype)
+        return scaled_scores(self.query(x), key, self.config.num_heads), mask
+
+
+def encoder_layers(config: BertConfig) -> tuple[EncoderLayer, ...]:
+    """Returns the layers in their order: all are alike."""
+    return (EncoderLayer(config, parent=None),) * config.num_layers
 
 
 class Pooler(nn.Module):
@@ -178,6 +207,8 @@ class NextSentenceHead(nn.Module):
 
 # What follows is the same for each architecture's file; see model/architecture.py.
 Config, LmHead, PairHead = BertConfig, MaskedLmHead, NextSentenceHead
+Last = Identity  # BERT has nothing between its last layer and its heads.
+FAST_PATH = "bert_jax.model.tpu_kernels.layer"
 
 # Which axes of the mesh shard a parameter: the first regular expression that is found in its path
 # decides. "mlm" is MaskedLmHead, "nsp" NextSentenceHead, and "layers" all encoder layers, stacked
@@ -192,18 +223,6 @@ RULES = (
     (r"mlm/bias$", P("tensor")),
     (r"(bias|scale|nsp/dense/kernel)$", P()),
 )
-
-
-def queries_and_keys(params: dict, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the queries and keys of a layer with these parameters, each `[B, L, H]`.
-
-    Keys have their bias here, which `EncoderLayer` leaves out.
-    """
-    query, key = (
-        x @ params[name]["kernel"].astype(x.dtype) + params[name]["bias"].astype(x.dtype)
-        for name in ("query", "key")
-    )
-    return query, key
 
 
 def flops_per_row(

@@ -107,14 +107,22 @@ def _values_backward(residuals, dy):
 weighted_values.defvjp(lambda *args: (weighted_values(*args), args), _values_backward)
 
 
-def _parallel_matmul(first, second):
+def parallel_matmul(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Returns `first @ second`, float32 `[..., rows, columns]`; on a CPU, it uses all cores."""
+
+    default = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+    on_cpu = functools.partial(_parallel_matmul, dtype=jnp.float32)
+    return lax.platform_dependent(first, second, cpu=on_cpu, default=default)
+
+
+def _parallel_matmul(first, second, dtype=None):
     """Returns `first @ second`, batched.
 
     The minimum with the maximum of the row leaves the values unchanged, but spreads a NaN over its
     row. It is a reduction that reads the product: without one, XLA of jax 0.10 computes a batched
     product on one core (that of jax 0.12 does not).
     """
-    product = jnp.matmul(first, second)
+    product = jnp.matmul(first, second, preferred_element_type=dtype)
     return jnp.minimum(product, jnp.max(product, axis=-1, keepdims=True))
 
 

@@ -7,6 +7,7 @@ than some of BERT's matrix products.)
 
 import math
 import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -34,6 +35,11 @@ class Dropout(NamedTuple):
     rows: jax.Array | None
     rate: float | jax.Array
     attention_rate: float | jax.Array | None = None
+
+    def rate_of(self, name: str) -> float | jax.Array:
+        """Returns the field `name`: "rate", or "attention_rate", whose default is the former."""
+        rate = getattr(self, name)
+        return self.rate if rate is None else rate
 
     def at_place(self, name: str) -> "Dropout":
         """Returns the dropout of the place `name` in the model, with a key of its own.
@@ -202,8 +208,7 @@ def attention_dropout(dropout: Dropout, num_heads: int, length: int) -> Attentio
     """Returns dropout of attention probabilities."""
     seed = jax.random.bits(dropout.key, (2, 2), jnp.uint32)
     query_words = random_words(seed, dropout.rows, (-(-num_heads // 2), length))
-    rate = dropout.rate if dropout.attention_rate is None else dropout.attention_rate
-    steps = jnp.minimum(jnp.round(rate * 2.0**16), 2.0**16 - 1)
+    steps = jnp.minimum(jnp.round(dropout.rate_of("attention_rate") * 2.0**16), 2.0**16 - 1)
     threshold = (steps.astype(jnp.int32) - 2**15) << 16
     scale = 2.0**16 / (2.0**16 - steps)
     return AttentionDropout(
@@ -211,45 +216,42 @@ def attention_dropout(dropout: Dropout, num_heads: int, length: int) -> Attentio
     )
 
 
-class LayerDropout(NamedTuple):
-    """Dropout of an encoder layer; where a field is None, nothing is dropped.
+LayerDropout = dict[str, HiddenDropout | AttentionDropout]
+"""Dropout of an encoder layer by the name of its place; nothing is dropped at places without one.
 
-    For all layers together, every array has a leading axis of layers.
+"attention" is of attention probabilities, all others are of `[batch, length, columns]`. For all
+layers together, every array has a leading axis of layers.
+"""
 
-    Attributes:
-      attention: of attention probabilities.
-      attention_output: of the output of self-attention, before the residual connection.
-      output: of the output of the feed-forward network, before the residual connection.
+
+def finishing_dropout(dropout: LayerDropout, positions: jax.Array) -> LayerDropout:
+    """Returns the dropout of a layer that finishes only int32 `[batch, K]` positions.
+
+    Attention still covers all positions.
     """
-
-    attention: AttentionDropout | None = None
-    attention_output: HiddenDropout | None = None
-    output: HiddenDropout | None = None
-
-    def at(self, positions: jax.Array) -> "LayerDropout":
-        """Returns the dropout of the outputs at int32 `[batch, K]` positions.
-
-        Attention still covers all positions.
-        """
-        return LayerDropout(
-            self.attention,
-            self.attention_output and self.attention_output.at(positions),
-            self.output and self.output.at(positions),
-        )
+    return {
+        place: each.at(positions) if isinstance(each, HiddenDropout) else each
+        for place, each in dropout.items()
+    }
 
 
-def layer_dropout(dropout: Dropout, num_layers: int, num_heads: int, length: int) -> LayerDropout:
-    """Returns the dropout of all layers, stacked.
+def layer_dropout(
+    dropout: Dropout, places: Mapping[str, str], num_layers: int, num_heads: int, length: int
+) -> LayerDropout:
+    """Returns the dropout of all layers, stacked; `places` have the rate of `Dropout` of each.
 
     Drawn for all layers at once: in each layer, it would be some thirty small operations.
     """
 
     def draw(key):
-        attention_key, attention_output_key, output_key = jax.random.split(key, 3)
-        return LayerDropout(
-            attention_dropout(dropout._replace(key=attention_key), num_heads, length),
-            hidden_dropout(dropout._replace(key=attention_output_key), (length,)),
-            hidden_dropout(dropout._replace(key=output_key), (length,)),
-        )
+        drawn = {}
+        keys = jax.random.split(key, len(places))
+        for (place, rate_name), own_key in zip(places.items(), keys, strict=True):
+            own = dropout._replace(key=own_key, rate=dropout.rate_of(rate_name))
+            if place == "attention":
+                drawn[place] = attention_dropout(own, num_heads, length)
+            else:
+                drawn[place] = hidden_dropout(own, (length,))
+        return drawn
 
     return jax.vmap(draw)(jax.random.split(dropout.key, num_layers))

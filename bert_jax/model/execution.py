@@ -1,25 +1,27 @@
 """Plans how the layers of a model run, and prepares parameters for it: the door to the fast path.
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
-change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu_kernels`, computes
-BERT's layers with TPU kernels and a gradient of its own. It is imported only here and by the
-estimates in `bert_jax/pods`, which count the cycles of the kernels.
+change only how fast and, with `dtype`, how precisely. An architecture may have a fast path, a
+module that computes its layers with TPU kernels and a gradient of its own: BERT's is
+`model/tpu_kernels/layer.py`. The architecture's file names it, and only this file and the estimates
+in `bert_jax/pods`, which count the cycles of the kernels, use it.
 """
 
 import dataclasses
 import functools
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 
 import jax
 from absl import logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.attention import CONTEXT
 from bert_jax.model.dropout import LayerDropout
-from bert_jax.model.tpu_kernels import attention_kernel
-from bert_jax.model.tpu_kernels.layer import fuse_projections, run_encoder_layers
 from bert_jax.sharding.rules import data_axes, path_name
 
 CHOICES = {
@@ -85,13 +87,10 @@ class ExecutionPlan:
 
     def why_not_fast(self, config, length: int) -> str:
         """Returns why the fast path cannot run these layers; "" if it can."""
-        if config.architecture != "bert":
-            return f"it computes the layers of bert, not of {config.architecture}"
-        if config.num_layers == 1:
-            return "a single layer needs no loop"
-        head_dim = config.hidden_size // config.num_heads
-        shard_size = config.hidden_size // self.tensor_shards
-        return attention_kernel.why_unsupported(length, shard_size, head_dim)
+        path = fast_path(config)
+        if path is None:
+            return f"there is none for {config.architecture}"
+        return path.why_unsupported(config, length, self.tensor_shards)
 
     def with_remat(self, layer: Callable, in_loop: bool) -> Callable:
         """Wraps a layer so that its gradient recomputes what `remat` says."""
@@ -139,12 +138,22 @@ def log_path(plan: ExecutionPlan, config, length: int) -> None:
         logging.info("%s on the fast path for TPUs, in rows of %d tokens", layers, length)
 
 
+def fast_path(config) -> ModuleType | None:
+    """Returns the module that computes the layers of an architecture faster, if it has one.
+
+    It offers `why_unsupported`, `run_encoder_layers` and `fuse_projections`, as
+    `model/tpu_kernels/layer.py` documents them.
+    """
+    name = getattr(architecture_of(config), "FAST_PATH", None)
+    return importlib.import_module(name) if name else None
+
+
 def run_fast_path(
     plan: ExecutionPlan,
     config,
     params: dict,
     x: jax.Array,
-    sequence_ids: jax.Array,
+    inputs,
     dropout: LayerDropout,
     positions: jax.Array | None,
 ) -> jax.Array:
@@ -152,7 +161,8 @@ def run_fast_path(
     checkpoint = None
     if plan.remat != "none":
         checkpoint = functools.partial(plan.with_remat, in_loop=True)
-    return run_encoder_layers(config, checkpoint, params, x, sequence_ids, dropout, positions)
+    run = fast_path(config).run_encoder_layers
+    return run(config, checkpoint, params, x, inputs, dropout, positions)
 
 
 class StepParameters:
@@ -177,11 +187,12 @@ class StepParameters:
         """
         self._dtype = plan.dtype
         self._original_shardings = self.shardings = shardings
-        self._fused = [
-            path.split("/")
+        # The path of each encoder on the fast path -> what fuses its projections.
+        self._fuse_layers = {
+            path: fast_path(config).fuse_projections
             for path, config in encoders.items()
             if plan.path(config, length) == "fast"
-        ]
+        }
         # The three matrices have the same sharding.
         self.shardings = self._fuse(shardings, join=lambda query, key, value: query)
 
@@ -211,20 +222,19 @@ class StepParameters:
         return jax.lax.with_sharding_constraint(gradients, self._original_shardings)
 
     def _fuse(self, params, **options):
-        for path in self._fused:
-            params = _fuse_matrices(params, path, **options)
+        # Matrices alone: they are fused before gathering, on shards of them.
+        for path, fuse in self._fuse_layers.items():
+            fuse = functools.partial(fuse, leaves=("kernel",), **options)
+            params = _map_at([*path.split("/"), "layers"], fuse, params)
         return params
 
 
-def _fuse_matrices(params: dict, path: Sequence[str], **options) -> dict:
-    """Applies `fuse_projections` to the matrices of the encoder at `path`.
-
-    Before gathering, on shards of them.
-    """
-    if path:
-        name, *rest = path
-        return params | {name: _fuse_matrices(params[name], rest, **options)}
-    return params | {"layers": fuse_projections(params["layers"], leaves=("kernel",), **options)}
+def _map_at(path: Sequence[str], function: Callable, tree: dict) -> dict:
+    """Returns nested dicts with `function` applied to the entry at `path`."""
+    if not path:
+        return function(tree)
+    name, *rest = path
+    return tree | {name: _map_at(rest, function, tree[name])}
 
 
 def is_layer_matrix(path) -> bool:

@@ -167,6 +167,7 @@ class Dense(nn.Module):
     num_outputs: int
     initializer_range: float  # The standard deviation of the matrix at initialization.
     adds_bias: bool = True  # False: the bias is a parameter all the same, but has no effect.
+    has_bias: bool = True  # False: there is no such parameter.
 
     fsdp_axis = 0  # The axis of the matrix that `fsdp` shards.
 
@@ -174,8 +175,10 @@ class Dense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         initializer = nn.initializers.truncated_normal(self.initializer_range)
         kernel = self.param("kernel", initializer, (x.shape[-1], self.num_outputs), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
         y = dense_product(x, kernel, self.fsdp_axis)
+        if not self.has_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
         return y + bias.astype(x.dtype) if self.adds_bias else y
 
 
@@ -193,12 +196,25 @@ class LayerNorm(nn.Module):
 
     epsilon: float
     dtype: str | None = None
+    has_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
+        shape = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
+        bias = jnp.zeros(shape)
+        if self.has_bias:
+            bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         return layer_norm(x, scale, bias, self.epsilon, jnp.dtype(self.dtype or x.dtype))
+
+
+class Identity(nn.Module):
+    """Returns its input; takes the configuration of the place where it stands."""
+
+    config: object
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
 
 
 class Embedding(nn.Module):

@@ -13,7 +13,6 @@ released code of TinyBERT counts padding in its means, with a difference of 0 of
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -26,12 +25,12 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.encoder import Encoder, is_few, share_layers
+from bert_jax.model.encoder import Encoder, is_few
 from bert_jax.model.execution import ExecutionPlan
+from bert_jax.model.layer_stack import share_layers
 from bert_jax.model.layers import Dense, cross_entropy, gather_positions, kl_divergence
 from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import MaskedLm
-from bert_jax.sharding.collectives import gather_data
 
 OF_TOKENS = {"soft", "mlm"}  # Losses at the masked positions.
 OF_LAYERS = {"attention", "hidden", "embeddings"}  # Losses that need the states of every layer.
@@ -89,7 +88,7 @@ class DistillationModel(nn.Module):
             at_targets = self.encoder(batch, dropout, positions)
         elif self.losses & OF_LAYERS:
             states = self.encoder.all_hidden_states(batch, dropout)
-            outputs |= self._compare_layers(states) | {"cosine": states[-1]}
+            outputs |= self._compare_layers(batch, states) | {"cosine": states[-1]}
             at_targets = gather_positions(states[-1], positions)
         else:
             outputs["cosine"] = self.encoder(batch, dropout)
@@ -99,12 +98,13 @@ class DistillationModel(nn.Module):
             outputs |= {"mlm": logits, "soft": logits}
         return outputs
 
-    def _compare_layers(self, states: jax.Array) -> dict[str, jax.Array]:
-        numbers, outputs = np.array(self.layers), {}
+    def _compare_layers(
+        self, batch: dict[str, jax.Array], states: jax.Array
+    ) -> dict[str, jax.Array]:
+        outputs = {}
         if "attention" in self.losses:
-            params = share_layers(self.config, self.encoder.variables["params"]["layers"])
-            params = jax.tree.map(lambda leaf: leaf[numbers - 1], params)
-            outputs["attention"] = attention_scores(self.config, params, states[numbers - 1])
+            scores = [each for each, _ in self.encoder.attention_scores(batch, states)]
+            outputs["attention"] = jnp.stack([scores[number - 1] for number in self.layers])
         project = self.projection if self.projected_size else lambda x: x
         if "hidden" in self.losses:
             outputs["hidden"] = jnp.stack([project(states[number]) for number in self.layers])
@@ -380,25 +380,6 @@ def loss_weights(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     masked = batch["target_weights"]
     of_tokens = dict.fromkeys(("cosine", "hidden", "embeddings"), tokens)
     return {"mlm": masked, "soft": masked, "attention": pairs} | of_tokens
-
-
-def attention_scores(model_config, params: dict, inputs: jax.Array) -> jax.Array:
-    """Returns attention scores before the softmax, float32 `[layers, B, heads, from, to]`.
-
-    `params` are the stacked parameters of layers, and `inputs`, `[layers, B, L, H]`, the hidden
-    states that they read.
-    """
-    queries_and_keys = architecture_of(model_config).queries_and_keys
-
-    def scores(params, x):
-        query, key = (
-            y.reshape(*y.shape[:2], model_config.num_heads, -1)
-            for y in queries_and_keys(gather_data(params, x.dtype), x)
-        )
-        products = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-        return products / math.sqrt(query.shape[-1])
-
-    return jax.vmap(scores)(params, inputs)
 
 
 def cosine(x: jax.Array, y: jax.Array) -> jax.Array:

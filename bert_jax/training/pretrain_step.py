@@ -12,8 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.encoder import encoders_of, num_stacked_layers
+from bert_jax.model.encoder import encoders_of
 from bert_jax.model.execution import StepParameters
+from bert_jax.model.layer_stack import num_stacked_layers
 from bert_jax.objectives import Batch, Objective, Sums
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.compiler_options import (

@@ -13,6 +13,7 @@ from bert_jax.checkpoints.huggingface import params_from_huggingface
 from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model import layers
 from bert_jax.model.attention import attention
+from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, Dropout, HiddenDropout, attention_dropout
 from bert_jax.model.encoder import Encoder
@@ -211,8 +212,8 @@ def test_attention_saves_what_remat_says(rate, remat, num_probabilities, num_hea
     dropout = rate and attention_dropout(Dropout(jax.random.key(0), jnp.arange(2), rate), 3, 7)
 
     def layer(x, matrix):
-        ids = jnp.ones((2, 7), jnp.int32)
-        return jnp.tanh(attention(x, x, x, ids, num_heads=3, dropout=dropout) @ matrix)
+        mask = AttentionMask(jnp.ones((2, 7), jnp.int32))
+        return jnp.tanh(attention(x, x, x, mask, num_heads=3, dropout=dropout) @ matrix)
 
     layer = ExecutionPlan(remat=remat).with_remat(layer, in_loop=True)
     shapes = [shape for shape, _ in saved_arrays(layer, jnp.ones((2, 7, 12)), jnp.ones((12, 5)))]
@@ -277,7 +278,8 @@ def test_attention_and_its_gradients_equal_float64(dropout_rate):
         return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value).reshape(2, 7, 12)
 
     def function(query, keys, value):
-        return attention(query, keys, value, sequence_ids, num_heads=3, dropout=dropout)
+        mask = AttentionMask(sequence_ids)
+        return attention(query, keys, value, mask, num_heads=3, dropout=dropout)
 
     inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 12)).astype(np.float32)
     assert_gradients_equal_autodiff(function, plain, *inputs)

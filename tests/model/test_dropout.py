@@ -198,8 +198,9 @@ def test_attention_has_its_own_rate(rate, attention_rate):
     @jax.jit
     def drop():
         settings = Dropout(jax.random.key(0), np.arange(8), rate, attention_rate)
-        dropouts = layer_dropout(settings, num_layers=1, num_heads=4, length=32)
-        attention, *hidden = jax.tree.map(lambda leaf: leaf[0], dropouts)
+        places = {"attention": "attention_rate", "attention_output": "rate", "output": "rate"}
+        stacked = layer_dropout(settings, places, num_layers=1, num_heads=4, length=32)
+        attention, *hidden = jax.tree.map(lambda leaf: leaf[0], stacked).values()
         return attention.apply(jnp.ones((8, 4, 32, 32))), [
             each.apply(jnp.ones((8, 32, 64))) for each in hidden
         ]

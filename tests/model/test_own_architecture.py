@@ -5,6 +5,7 @@ It is a small pre-LayerNorm transformer without biases, and needs no edit in the
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import ClassVar
 
 import flax.linen as nn
@@ -19,11 +20,12 @@ from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.configs.pretrain import bert_tiny
-from bert_jax.model.attention import attention
-from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
+from bert_jax.model.attention import attention, scaled_scores
+from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.dropout import add_with_dropout, apply_dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan, log_path
-from bert_jax.model.layers import Embedding, TokenEmbedding
+from bert_jax.model.layers import Embedding, Identity, TokenEmbedding
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -75,8 +77,21 @@ class Embeddings(nn.Module):
         return apply_dropout(x.astype(self.dtype), dropout)
 
 
+class LayerInputs(nn.Module):
+    config: Config
+
+    def __call__(self, batch):
+        return AttentionMask(batch["sequence_ids"], self.config.causal)
+
+
 class EncoderLayer(nn.Module):
     config: Config
+
+    dropout_places: ClassVar[Mapping[str, str]] = {
+        "attention": "attention_rate",
+        "attention_output": "rate",
+        "output": "rate",
+    }
 
     def setup(self):
         size = self.config.hidden_size
@@ -85,25 +100,35 @@ class EncoderLayer(nn.Module):
         self.mix = dense(self.config, size)
         self.expand, self.contract = dense(self.config, 2 * size), dense(self.config, size)
 
-    def __call__(self, x, sequence_ids, dropout=LayerDropout()):
-        return self.finish(x, self.attend(x, sequence_ids, dropout), dropout)
+    def __call__(self, x, mask, dropout):
+        return self.finish(x, self.attend(x, mask, dropout), dropout)
 
-    def attend(self, x, sequence_ids, dropout):
+    def attend(self, x, mask, dropout):
         x = self.attention_norm(x)
         return attention(
             self.query(x),
             self.key(x),
             self.value(x),
-            sequence_ids,
+            mask,
             num_heads=self.config.num_heads,
-            causal=self.config.causal,
-            dropout=dropout.attention,
+            dropout=dropout.get("attention"),
         )
 
     def finish(self, x, context, dropout):
-        x = add_with_dropout(x, self.mix(context), dropout.attention_output)
+        x = add_with_dropout(x, self.mix(context), dropout.get("attention_output"))
         y = self.contract(nn.relu(self.expand(self.feed_forward_norm(x))))
-        return add_with_dropout(x, y, dropout.output)
+        return add_with_dropout(x, y, dropout.get("output"))
+
+    def scores(self, x, mask):
+        x = self.attention_norm(x)
+        return scaled_scores(self.query(x), self.key(x), self.config.num_heads), mask
+
+
+def encoder_layers(config):
+    return (EncoderLayer(config, parent=None),) * config.num_layers
+
+
+Last = Identity
 
 
 class Pooler(nn.Module):
@@ -135,11 +160,6 @@ RULES = (
     (r"layers/(query|key|value|expand)/kernel$", P(None, "fsdp")),
     (r"(embedding|kernel|scale)$", P()),
 )
-
-
-def queries_and_keys(params, x):
-    x = norm().apply({"params": params["attention_norm"]}, x)
-    return x @ params["query"]["kernel"], x @ params["key"]["kernel"]
 
 
 def flops_per_row(config, length, num_outputs, num_targets, num_pairs):
@@ -202,7 +222,7 @@ def test_its_attention_weighs_its_values(tmp_path):
         *(batch[name] for name in ("tokens", "segment_ids", "position_ids")),
     )
     apply = functools.partial(EncoderLayer(config).apply, {"params": layer})
-    context = apply(x, batch["sequence_ids"], LayerDropout(), method="attend")[0]
+    context = apply(x, AttentionMask(batch["sequence_ids"]), {}, method="attend")[0]
     values = norm().apply({"params": layer["attention_norm"]}, x)[0] @ layer["value"]["kernel"]
     values = values.reshape(len(values), config.num_heads, -1)
     weighed = jnp.einsum("hqk,khd->qhd", probabilities, values).reshape(context.shape)
@@ -223,7 +243,7 @@ def test_it_has_no_kernels_and_a_warning_says_so(caplog):
     plan = ExecutionPlan(uses_kernels=True, scans_layers=True)
     assert plan.path(Config(100), 128) == "scan"
     log_path(plan, Config(100), 128)
-    assert "it computes the layers of bert, not of tests" in caplog.text
+    assert "there is none for tests.model.test_own_architecture" in caplog.text
 
 
 def test_a_checkpoint_cannot_choose_code_to_run():

@@ -14,8 +14,15 @@ from absl import logging
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout, add_with_dropout
+from bert_jax.model.dropout import (
+    AttentionDropout,
+    HiddenDropout,
+    LayerDropout,
+    add_with_dropout,
+    finishing_dropout,
+)
 from bert_jax.model.layers import activate, dense_product, gather_positions, layer_norm
 from bert_jax.model.tpu_kernels import attention_kernel, sublayer_kernel
 from bert_jax.model.tpu_kernels.blocks import LANES, needs_float32
@@ -58,12 +65,23 @@ def fuse_projections(
     return result | {FUSED: fused}
 
 
+def why_unsupported(config: BertConfig, length: int, tensor_shards: int) -> str:
+    """Returns why these layers cannot run here in rows of `length`; "" if they can.
+
+    `tensor_shards` is the number of devices that share the heads of a layer.
+    """
+    if config.num_layers == 1:
+        return "a single layer needs no loop"
+    head_dim = config.hidden_size // config.num_heads
+    return attention_kernel.why_unsupported(length, config.hidden_size // tensor_shards, head_dim)
+
+
 def run_encoder_layers(
     config: BertConfig,
     checkpoint: Callable[[Callable], Callable] | None,
     params: dict,
     x: jax.Array,
-    sequence_ids: jax.Array,
+    mask: AttentionMask,
     dropout: LayerDropout,
     positions: jax.Array | None,
 ) -> jax.Array:
@@ -90,7 +108,7 @@ def run_encoder_layers(
         saves,
         fuse_projections(params),
         x,
-        (sequence_ids, positions),
+        (mask.sequence_ids, positions),
         dropout,
         last_layer if positions is not None else None,
         config.num_layers // config.num_stacked_layers,
@@ -115,7 +133,7 @@ def encoder_layer(
     with jax.named_scope(FUSED):
         projections = dense_product(x, fused["kernel"], fsdp_axis=0)
     context = kernel_attention(
-        projections, fused["bias"], sequence_ids, config, dropout.attention, saved
+        projections, fused["bias"], sequence_ids, config, dropout.get("attention"), saved
     )
     if positions is None and uses_sublayer_kernel(config, x.dtype, x.size // x.shape[-1]):
         return _finish_in_kernels(config, params, x, context, dropout, saved)
@@ -123,7 +141,7 @@ def encoder_layer(
         x, context, dropout = (
             gather_positions(x, positions),
             gather_positions(context, positions),
-            dropout.at(positions),
+            finishing_dropout(dropout, positions),
         )
     return _finish(config, params, x, context, dropout, saved)
 
@@ -136,7 +154,7 @@ def _finish_in_kernels(config, params, x, context, dropout, saved):
         names=StackNames("context", INPUTS, "attention_sum", "attention_hidden"),
         inputs=context,
         x=x,
-        dropout=dropout.attention_output,
+        dropout=dropout.get("attention_output"),
     )
     with jax.named_scope("intermediate"):
         y = dense_product(x, params["intermediate"]["kernel"], fsdp_axis=0)
@@ -147,19 +165,20 @@ def _finish_in_kernels(config, params, x, context, dropout, saved):
         names=StackNames("intermediate", "attention_hidden", "sum", INPUTS),
         inputs=y,
         x=x,
-        dropout=dropout.output,
+        dropout=dropout.get("output"),
         bias=params["intermediate"]["bias"],
     )
 
 
 def _finish(config, params, x, context, dropout, saved):
     y = _dense(params, "attention_output", context, fsdp_axis=1)
-    x = add_with_dropout(x, y, dropout.attention_output)
+    x = add_with_dropout(x, y, dropout.get("attention_output"))
     x = _layer_norm(config, params, "attention_layer_norm", x)
     x = saved.save("attention_hidden", x) if saved else x
     y = _dense(params, "intermediate", x, fsdp_axis=0)
     y = saved.save("intermediate", y, reread=True) if saved else y
-    x = add_with_dropout(x, _dense_after_activation(config.activation, params, y), dropout.output)
+    y = _dense_after_activation(config.activation, params, y)
+    x = add_with_dropout(x, y, dropout.get("output"))
     return _layer_norm(config, params, "output_layer_norm", x)
 
 

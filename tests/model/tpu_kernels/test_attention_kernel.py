@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention
+from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
 from bert_jax.model.execution import ExecutionPlan
@@ -39,9 +40,8 @@ def attend(kind, config, query, key, value, biases, ids, dropout):
         query + query_bias.astype(query.dtype),
         key,
         value + value_bias.astype(value.dtype),
-        ids,
+        AttentionMask(ids, config.causal),
         num_heads=config.num_heads,
-        causal=config.causal,
         dropout=dropout,
     )
 

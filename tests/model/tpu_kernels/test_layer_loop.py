@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.bert import RULES
+from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.bert import RULES, EncoderLayer
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, layer_dropout
-from bert_jax.model.encoder import Encoder, EncoderModel, run_layers
+from bert_jax.model.encoder import Encoder, EncoderModel
 from bert_jax.model.execution import ExecutionPlan, StepParameters
+from bert_jax.model.layer_stack import run_layers
 from bert_jax.model.layers import gather_positions
 from bert_jax.model.tpu_kernels import attention_kernel, layer_loop
 from bert_jax.model.tpu_kernels.layer import interleave
@@ -47,9 +49,10 @@ def make_params():
 
 def run(config, plan, params, x, batch, rate=0.1, positions=None):
     settings = Dropout(jax.random.key(1), batch["rows"], rate)
-    dropout = layer_dropout(settings, config.num_layers, config.num_heads, x.shape[1])
-    layers = params["layers"]
-    return run_layers(config, plan, layers, x, batch["ids"], dropout, positions)
+    places, length = EncoderLayer.dropout_places, x.shape[1]
+    dropout = layer_dropout(settings, places, config.num_layers, config.num_heads, length)
+    mask = AttentionMask(batch["ids"], config.causal)
+    return run_layers(config, plan, params["layers"], x, mask, dropout, positions)
 
 
 def outputs_and_gradients(config, plan, params, batch, rate=0.1):

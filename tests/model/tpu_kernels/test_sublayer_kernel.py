@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model.bert import RULES
+from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.bert import RULES, EncoderLayer
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, hidden_dropout, layer_dropout
-from bert_jax.model.encoder import Encoder, run_layers
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
+from bert_jax.model.layer_stack import run_layers
 from bert_jax.model.layers import activate, gelu_and_slope
 from bert_jax.model.tpu_kernels import sublayer_kernel
 from bert_jax.model.tpu_kernels.layer import uses_sublayer_kernel
@@ -174,8 +176,10 @@ def make_encoder_arguments(length: int):
 def gradients(plan, params, batch):
     def loss(params):
         x, settings = batch["x"], Dropout(jax.random.key(1), batch["rows"], 0.1)
-        dropout = layer_dropout(settings, CONFIG.num_layers, CONFIG.num_heads, x.shape[1])
-        y = run_layers(CONFIG, plan, params["layers"], x, batch["ids"], dropout)
+        places, length = EncoderLayer.dropout_places, x.shape[1]
+        dropout = layer_dropout(settings, places, CONFIG.num_layers, CONFIG.num_heads, length)
+        mask = AttentionMask(batch["ids"])
+        y = run_layers(CONFIG, plan, params["layers"], x, mask, dropout)
         return jnp.sum(y * batch["dy"])
 
     return jax.grad(loss)(params)

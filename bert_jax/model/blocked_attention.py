@@ -1,0 +1,246 @@
+"""Attention that never holds the probabilities of all pairs of positions, on any device.
+
+A block of queries at a time attends to spans of keys, with a running softmax (Milakov and
+Gimelshein, 2018; Dao et al., 2022), so that memory is linear in the length of rows. Spans in which
+no pair may attend are skipped: with a window, all but one; without, those of other sequences. The
+gradient computes the probabilities of each block again.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.cpu import parallel_matmul
+from bert_jax.model.dropout import AttentionDropout
+
+BLOCK = 256  # Queries that are computed at a time.
+SPAN = 512  # Keys that they read at a time, without a window; a multiple of BLOCK.
+
+
+class _Rows(NamedTuple):
+    """The rows, or some consecutive positions of them: queries or keys."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    mask: AttentionMask
+    dropout: AttentionDropout | None
+
+    @property
+    def length(self) -> int:
+        return self.query.shape[2]
+
+    def at(self, start: jax.Array, size: int) -> "_Rows":
+        def cut(x, axis):
+            return lax.dynamic_slice_in_dim(x, start, size, axis)
+
+        return self._map(cut)
+
+    def padded(self, size: int) -> "_Rows":
+        def pad(x, axis):
+            widths = [(0, 0)] * x.ndim
+            widths[axis] = 0, size - x.shape[axis]
+            return jnp.pad(x, widths)
+
+        rows = self._map(pad)
+        is_row = jnp.arange(size) < self.length
+        ids = jnp.where(is_row, rows.mask.sequence_ids, -1)  # No id of a sequence, nor of padding.
+        return rows._replace(mask=dataclasses.replace(rows.mask, sequence_ids=ids))
+
+    def _map(self, change) -> "_Rows":
+        """Applies `change(array, axis of positions)` to all arrays."""
+        mask, dropout = self.mask, self.dropout
+        if dropout is not None:
+            words, key_words = change(dropout.words, 3), change(dropout.key_words, 1)
+            dropout = dropout._replace(words=words, key_words=key_words)
+        return _Rows(
+            *(change(x, 2) for x in (self.query, self.key, self.value)),
+            dataclasses.replace(mask, sequence_ids=change(mask.sequence_ids, 1)),
+            dropout,
+        )
+
+
+def blocked_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: AttentionMask,
+    dropout: AttentionDropout | None = None,
+) -> jax.Array:
+    """Computes attention of queries, which are scaled already, to keys and values.
+
+    All are `[batch, heads, length, head_dim]`, and so is the result, in the dtype of `value`. The
+    softmax is in float32.
+    """
+    rows = _Rows(query, key, value, mask, dropout)
+    unit = BLOCK if mask.window is not None or rows.length <= BLOCK else SPAN
+    padded = rows.padded(-(-rows.length // unit) * unit)
+    return _attention(padded)[:, :, : rows.length]
+
+
+@jax.custom_vjp
+def _attention(rows: _Rows) -> jax.Array:
+    return _forward(rows)[0]
+
+
+def _forward(rows: _Rows):
+    spans = _key_spans(rows)
+
+    def attend(block):
+        """Returns the result of a block of queries, and the log of the sum of exp(scores)."""
+        queries = rows.at(block * BLOCK, BLOCK)
+
+        def add_span(index, state):
+            maximum, total, weighted = state
+            start = spans.start(block, index)
+            keys = rows.at(start, spans.size)
+            scores = _scores(queries, block * BLOCK, keys, start)
+            new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
+            # What a query has added before it first sees a key is without a meaning; then, and at
+            # the latest at its own span, this factor is 0.
+            rescale = jnp.exp(maximum - new_maximum)
+            weights = jnp.exp(scores - new_maximum)
+            total = total * rescale + jnp.sum(weights, axis=-1, keepdims=True)
+            kept = _drop(queries, keys, weights).astype(rows.value.dtype)
+            return new_maximum, total, weighted * rescale + parallel_matmul(kept, keys.value)
+
+        shape = queries.query.shape
+        state = (
+            jnp.full((*shape[:3], 1), jnp.finfo(jnp.float32).min),
+            jnp.zeros((*shape[:3], 1)),
+            jnp.zeros(shape),
+        )
+        maximum, total, weighted = spans.loop(block, add_span, state)
+        return (weighted / total).astype(rows.value.dtype), maximum + jnp.log(total)
+
+    outputs, log_totals = lax.map(attend, jnp.arange(rows.length // BLOCK))
+    outputs, log_totals = _join_blocks(outputs), _join_blocks(log_totals)
+    return outputs, (rows, outputs, log_totals)
+
+
+def _backward(residuals, dy):
+    rows, outputs, log_totals = residuals
+    spans = _key_spans(rows)
+    # The sum over keys of probability times its gradient.
+    weighted_dy = jnp.sum(
+        dy.astype(jnp.float32) * outputs.astype(jnp.float32), axis=-1, keepdims=True
+    )
+
+    def block_gradients(state, block):
+        queries = rows.at(block * BLOCK, BLOCK)
+        block_dy, block_weighted_dy, log_total = (
+            lax.dynamic_slice_in_dim(x, block * BLOCK, BLOCK, axis=2)
+            for x in (dy, weighted_dy, log_totals)
+        )
+
+        def add_span(index, state):
+            dquery, dkey, dvalue = state
+            start = spans.start(block, index)
+            keys = rows.at(start, spans.size)
+            scores = _scores(queries, block * BLOCK, keys, start)
+            probabilities = jnp.exp(scores - log_total)
+            kept = _drop(queries, keys, probabilities).astype(dy.dtype)
+            dkept = parallel_matmul(block_dy, keys.value.mT)
+            dscores = probabilities * (_drop(queries, keys, dkept) - block_weighted_dy)
+            dscores = dscores.astype(rows.query.dtype)
+            return (
+                dquery + parallel_matmul(dscores, keys.key),
+                _add_at(dkey, start, parallel_matmul(queries.query.mT, dscores).mT),
+                _add_at(dvalue, start, parallel_matmul(block_dy.mT, kept).mT),
+            )
+
+        dquery = jnp.zeros(queries.query.shape)
+        dquery, dkey, dvalue = spans.loop(block, add_span, (dquery, *state))
+        return (dkey, dvalue), dquery
+
+    state = jnp.zeros(rows.key.shape), jnp.zeros(rows.value.shape)
+    blocks = jnp.arange(rows.length // BLOCK)
+    (dkey, dvalue), dquery = lax.scan(block_gradients, state, blocks)
+    dquery = _join_blocks(dquery)
+    dtype = rows.query.dtype
+    gradients = dquery.astype(dtype), dkey.astype(dtype), dvalue.astype(rows.value.dtype)
+    return (_Rows(*gradients, None, None),)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+class _KeySpans(NamedTuple):
+    """The keys that each block of queries reads: `counts` spans of `size` from `starts` on.
+
+    Attributes:
+      starts: int32 `[blocks]`.
+      counts: int32 `[blocks]`; None: one each.
+      size: of a span.
+    """
+
+    starts: jax.Array
+    counts: jax.Array | None
+    size: int
+
+    def start(self, block: jax.Array, index: jax.Array) -> jax.Array:
+        return self.starts[block] + index * self.size
+
+    def loop(self, block: jax.Array, add_span, state):
+        if self.counts is None:
+            return add_span(0, state)
+        return lax.fori_loop(0, self.counts[block], add_span, state)
+
+
+def _key_spans(rows: _Rows) -> _KeySpans:
+    """Returns the spans that hold all keys that some query of each block sees."""
+    mask, length = rows.mask, rows.length
+    first_queries = jnp.arange(0, length, BLOCK)
+    if mask.window is not None:
+        size = min(BLOCK + 2 * mask.window, length)
+        return _KeySpans(jnp.clip(first_queries - mask.window, 0, length - size), None, size)
+    size = min(SPAN, length)
+    # In packed rows the ids rise, with padding last: a block sees no span without an id of its own
+    # between the smallest and the largest.
+    ids = jnp.where(mask.sequence_ids > 0, mask.sequence_ids, jnp.iinfo(jnp.int32).max)
+    blocks, spans = (ids.reshape(len(ids), -1, each) for each in (BLOCK, size))
+    sees = blocks.min(-1)[:, :, None] <= spans.max(-1)[:, None]
+    sees &= blocks.max(-1)[:, :, None] >= spans.min(-1)[:, None]
+    sees = jnp.any(sees, axis=0)  # [blocks, spans], in any row.
+    if mask.causal:
+        sees &= jnp.arange(0, length, size) < first_queries[:, None] + BLOCK
+    first = jnp.argmax(sees, axis=1)
+    end = sees.shape[1] - jnp.argmax(sees[:, ::-1], axis=1)
+    return _KeySpans(first * size, end - first, size)
+
+
+def _scores(queries: _Rows, first_query: jax.Array, keys: _Rows, first_key: jax.Array) -> jax.Array:
+    """Returns float32 `[batch, heads, queries, keys]`; the minimum float32 for invisible keys."""
+    sees = queries.mask.pairs_of(
+        queries.mask.sequence_ids,
+        first_query + jnp.arange(queries.length),
+        keys.mask.sequence_ids,
+        first_key + jnp.arange(keys.length),
+    )
+    # Adding a score to the minimum float32 rounds back to the minimum.
+    bias = jnp.where(sees, 0.0, jnp.finfo(jnp.float32).min)
+    return parallel_matmul(queries.query, keys.key.mT) + bias
+
+
+def _drop(queries: _Rows, keys: _Rows, probabilities: jax.Array) -> jax.Array:
+    """Applies the dropout of these queries and keys to `[batch, heads, queries, keys]`."""
+    if queries.dropout is None:
+        return probabilities
+    dropout = queries.dropout._replace(key_words=keys.dropout.key_words)
+    return dropout.apply(probabilities)
+
+
+def _add_at(total: jax.Array, start: jax.Array, x: jax.Array) -> jax.Array:
+    """Adds `x` to `total`, `[batch, heads, length, head_dim]`, from position `start` on."""
+    own = lax.dynamic_slice_in_dim(total, start, x.shape[2], axis=2)
+    return lax.dynamic_update_slice_in_dim(total, own + x, start, axis=2)
+
+
+def _join_blocks(x: jax.Array) -> jax.Array:
+    """Returns `[blocks, batch, heads, BLOCK, n]` as `[batch, heads, length, n]`."""
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])

@@ -1,0 +1,275 @@
+"""The stack of layers of an encoder, run as they are defined.
+
+An architecture lists its layers, `encoder_layers`, as Flax modules. Equal modules are alike: a loop
+over them compiles one. If layers alternate, as global and local attention do, the loop is over
+periods of layers. Their parameters are stacked: every array has a leading axis of the layers that
+have it, in their order.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from bert_jax.model.architecture import architecture_of
+from bert_jax.model.dropout import LayerDropout, finishing_dropout
+from bert_jax.model.execution import ExecutionPlan, run_fast_path
+from bert_jax.model.layers import gather_positions
+from bert_jax.sharding.collectives import gather_data
+
+
+class LayerGroup(NamedTuple):
+    """Consecutive layers: those of a period, which repeats."""
+
+    period: tuple[nn.Module, ...]
+    repeats: int = 1
+
+
+def group_layers(layers: Sequence[nn.Module], loops: bool) -> list[LayerGroup]:
+    """Returns the layers in groups: with `loops` the ones of which the fewest are compiled.
+
+    These are some first layers, a period that repeats, and what is left after it.
+    """
+    layers = tuple(layers)
+    if not loops or len(layers) < 2:
+        return [LayerGroup(layers)] if layers else []
+    kinds = [layers.index(layer) for layer in layers]
+
+    def whole_periods(first: int, size: int) -> int:
+        same = itertools.takewhile(
+            lambda i: kinds[i] == kinds[first + (i - first) % size], range(first, len(layers))
+        )
+        return sum(1 for _ in same) // size
+
+    def num_compiled(choice: tuple[int, int]) -> int:
+        first, size = choice
+        return len(layers) - size * (whole_periods(first, size) - 1)
+
+    choices = ((first, size) for first in range(len(layers)) for size in range(1, len(layers)))
+    fitting = (choice for choice in choices if sum(choice) <= len(layers))
+    first, size = min(fitting, key=num_compiled)
+    repeats = whole_periods(first, size)
+    end = first + size * repeats
+    groups = [
+        LayerGroup(layers[:first]),
+        LayerGroup(layers[first : first + size], repeats),
+        LayerGroup(layers[end:]),
+    ]
+    return [group for group in groups if group.period]
+
+
+def num_stacked_layers(config) -> int:
+    """Returns how many layers have parameters of their own: all, unless the config says fewer."""
+    return getattr(config, "num_stacked_layers", config.num_layers)
+
+
+def share_layers(config, params: dict) -> dict:
+    """Returns the parameters of all layers, stacked, of which consecutive ones may be equal.
+
+    Layers that share parameters (Lan et al., 2019, section 3.1) store them once. The gradient sums
+    over the copies.
+    """
+    repeats = config.num_layers // num_stacked_layers(config)
+    if repeats == 1:
+        return params
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, repeats, axis=0), params)
+
+
+def init_layers(key: jax.Array, config, x, inputs) -> dict:
+    """Initializes the stacked parameters of layers that read hidden states `x` and `inputs`."""
+    layers = architecture_of(config).encoder_layers(config)
+    layers = layers[:: config.num_layers // num_stacked_layers(config)]
+    keys = jax.random.split(key, len(layers))
+    found = {}  # Path of a parameter -> numbers of layers, and their values.
+    for kind in dict.fromkeys(layers):
+        numbers = np.array([i for i, layer in enumerate(layers) if layer == kind])
+        init = jax.vmap(lambda key, kind=kind: kind.init(key, x, inputs, {})["params"])
+        for path, values in flatten_dict(init(keys[numbers])).items():
+            found.setdefault(path, []).append((numbers, values))
+    stacked = {}
+    for path, parts in found.items():
+        order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
+        stacked[path] = jnp.concatenate([values for _, values in parts])[order]
+    return unflatten_dict(stacked)
+
+
+def run_layers(
+    config,
+    plan: ExecutionPlan,
+    params: dict,
+    x,
+    inputs,
+    dropout: LayerDropout,
+    positions: jax.Array | None = None,
+):
+    """Runs all layers on hidden states `[B, L, H]`; with int32 `[B, K]` positions: `[B, K, H]`.
+
+    `params` are stacked, `inputs` are what all layers read, and `dropout` is stacked over layers.
+    """
+    if plan.path(config, jax.tree.leaves(x)[0].shape[1]) == "fast":
+        return run_fast_path(plan, config, params, x, inputs, dropout, positions)
+    layers = architecture_of(config).encoder_layers(config)
+    if positions is None:
+        groups, last = group_layers(layers, plan.scans_layers), []
+    else:
+        groups, last = group_layers(layers[:-1], plan.scans_layers), [LayerGroup(layers[-1:])]
+    stacks = _split(config, params, dropout, [*groups, *last], x, inputs)
+    for group, stack in zip(groups, stacks, strict=False):
+        x, _ = _run_group(plan, group, stack, x, inputs, keeps_outputs=False)
+    if positions is not None:
+        (own,) = _unstack(stacks[-1], 1)
+        finish = _layer_function(plan, layers[-1], inputs, in_loop=False, positions=positions)
+        x = finish(x, own)
+    return x
+
+
+def layer_outputs(
+    config, plan: ExecutionPlan, params: dict, x: jax.Array, inputs, dropout: LayerDropout
+) -> jax.Array:
+    """Returns the output of each layer, `[num_layers, B, L, H]`; takes what `run_layers` takes."""
+    groups = group_layers(architecture_of(config).encoder_layers(config), plan.scans_layers)
+    stacks, outputs = _split(config, params, dropout, groups, x, inputs), []
+    for group, stack in zip(groups, stacks, strict=True):
+        x, states = _run_group(plan, group, stack, x, inputs, keeps_outputs=True)
+        outputs.append(states)
+    return jnp.concatenate(outputs)
+
+
+def layer_params(config, params: dict, x, inputs) -> list[dict]:
+    """Returns the parameters of each layer; takes what `run_layers` takes."""
+    groups = group_layers(architecture_of(config).encoder_layers(config), loops=False)
+    (stack,) = _split(config, params, {}, groups, x, inputs)
+    return [own.params for own in _unstack(stack, config.num_layers)]
+
+
+class _Stack(NamedTuple):
+    """What the layers of a group have of their own: their parameters and dropout.
+
+    Attributes:
+      arrays: ("params" or "dropout", *path) -> array or tree of arrays, with a leading axis of the
+        layers that have it.
+      owners: the same keys -> the layers of a period that have it, by their number in the period.
+    """
+
+    arrays: dict[tuple[str, ...], object]
+    owners: Mapping[tuple[str, ...], Sequence[int]]
+
+
+class _Own(NamedTuple):
+    """The parameters and the dropout of one layer."""
+
+    params: dict
+    dropout: LayerDropout
+
+
+def _split(
+    config, params: dict, dropout: LayerDropout, groups: Sequence[LayerGroup], x, inputs
+) -> list[_Stack]:
+    """Splits the stacks of all layers into those of each group."""
+    arrays = flatten_dict({"params": share_layers(config, params), "dropout": dropout})
+    owners = _owners(config, arrays, x, inputs)
+    stacks, first = [_Stack({}, {}) for _ in groups], 0
+    counts = {path: [] for path in arrays}  # Of the layers that have it, in each group.
+    for group, stack in zip(groups, stacks, strict=True):
+        size = len(group.period)
+        for path, layers in owners.items():
+            in_period = [layer - first for layer in layers if first <= layer < first + size]
+            stack.owners[path] = in_period
+            counts[path].append(len(in_period) * group.repeats)
+        first += size * group.repeats
+    for path, tree in arrays.items():
+        sizes = [count for count in counts[path] if count]
+        having = [stack for stack in stacks if stack.owners[path]]
+        leaves, structure = jax.tree.flatten(tree)
+        split = [jax.lax.split(leaf, sizes) for leaf in leaves]
+        for stack, parts in zip(having, zip(*split, strict=True), strict=True):
+            stack.arrays[path] = structure.unflatten(parts)
+    return stacks
+
+
+def _owners(config, arrays: Mapping, x, inputs) -> dict[tuple[str, ...], list[int]]:
+    """Returns the numbers of the layers that have each array of the stacks of all layers."""
+    layers = architecture_of(config).encoder_layers(config)
+    owners = {}
+    for path, tree in arrays.items():
+        owners[path] = range(len(layers))
+        if len(jax.tree.leaves(tree)[0]) < len(layers):
+            paths = _parameter_paths(layers, x, inputs)
+            owners[path] = [i for i, layer in enumerate(layers) if path[1:] in paths[layer]]
+    return owners
+
+
+def _parameter_paths(layers: Sequence[nn.Module], x, inputs) -> dict[nn.Module, set]:
+    paths = {}
+    for layer in dict.fromkeys(layers):
+        variables = jax.eval_shape(layer.init, jax.random.key(0), x, inputs, {})
+        paths[layer] = set(flatten_dict(variables["params"]))
+    return paths
+
+
+def _unstack(stack: _Stack, num_layers: int) -> list[_Own]:
+    """Returns what each layer of a period has; the gradients of all are stacked once."""
+    own = [_Own({}, {}) for _ in range(num_layers)]
+    for (kind, *path), tree in stack.arrays.items():
+        leaves, structure = jax.tree.flatten(tree)
+        parts = zip(*map(jnp.unstack, leaves), strict=True)
+        for layer, part in zip(stack.owners[(kind, *path)], parts, strict=True):
+            getattr(own[layer], kind)[tuple(path)] = structure.unflatten(part)
+    return [_Own(unflatten_dict(params), unflatten_dict(dropout)) for params, dropout in own]
+
+
+def _run_group(
+    plan: ExecutionPlan, group: LayerGroup, stack: _Stack, x, inputs, keeps_outputs: bool
+) -> tuple:
+    """Returns the hidden states after a group, and with `keeps_outputs` those after each layer."""
+    is_loop = group.repeats > 1
+    layers = [_layer_function(plan, layer, inputs, in_loop=is_loop) for layer in group.period]
+
+    def run_period(x, arrays):
+        outputs = []
+        all_own = _unstack(stack._replace(arrays=arrays), len(layers))
+        for run, own in zip(layers, all_own, strict=True):
+            x = run(x, own)
+            outputs.append(x)
+        return x, jnp.stack(outputs) if keeps_outputs else None
+
+    if not is_loop:
+        return run_period(x, stack.arrays)
+
+    def split_axis(leaf):
+        return leaf.reshape(group.repeats, -1, *leaf.shape[1:])
+
+    x, outputs = jax.lax.scan(run_period, x, jax.tree.map(split_axis, stack.arrays))
+    return x, outputs.reshape(-1, *outputs.shape[2:]) if keeps_outputs else None
+
+
+def _layer_function(
+    plan: ExecutionPlan,
+    layer: nn.Module,
+    inputs,
+    in_loop: bool,
+    positions: jax.Array | None = None,
+) -> Callable:
+    """Returns the function (hidden states, what a layer has) -> hidden states.
+
+    With positions, it returns the hidden states there.
+    """
+
+    def run(x, own: _Own):
+        variables = {"params": gather_data(own.params, jax.tree.leaves(x)[0].dtype)}
+        if positions is None:
+            return layer.apply(variables, x, inputs, own.dropout)
+        context = layer.apply(variables, x, inputs, own.dropout, method="attend")
+        x, context = (
+            jax.tree.map(lambda leaf: gather_positions(leaf, positions), states)
+            for states in (x, context)
+        )
+        dropout = finishing_dropout(own.dropout, positions)
+        return layer.apply(variables, x, context, dropout, method="finish")
+
+    return plan.with_remat(run, in_loop=in_loop)
