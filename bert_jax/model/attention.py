@@ -8,11 +8,15 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.blocked_attention import blocked_attention
 from bert_jax.model.cpu import attention_scores, weighted_values
 from bert_jax.model.dropout import AttentionDropout
 
 # The name of attention's result for `jax.checkpoint`, whose policies do not look into a custom_vjp.
 CONTEXT = "context"
+
+# Longer rows are read by blocks. Up to here, the probabilities of all pairs are as fast or faster.
+LONGEST_PLAIN_ROW = 512
 
 
 @jax.named_scope("attention")
@@ -38,11 +42,14 @@ def attention(
     """
     query, key, value = (split_heads(x, num_heads) for x in (query, key, value))
     query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
-    probabilities = attention_probabilities(attention_scores(query, key), mask, key.dtype)
-    if dropout is None:
-        context = weighted_values(probabilities, value)
+    if query.shape[2] > LONGEST_PLAIN_ROW:
+        context = blocked_attention(query, key, value, mask, dropout)
     else:
-        context = _weighted_values_with_dropout(dropout, probabilities, value)
+        probabilities = attention_probabilities(attention_scores(query, key), mask, key.dtype)
+        if dropout is None:
+            context = weighted_values(probabilities, value)
+        else:
+            context = _weighted_values_with_dropout(dropout, probabilities, value)
     context = jnp.swapaxes(checkpoint_name(context, CONTEXT), 1, 2)
     return context.reshape(*context.shape[:2], -1)
 
