@@ -11,7 +11,6 @@ import safetensors.numpy
 from absl import logging
 
 from bert_jax.checkpoints.huggingface import (
-    ACTIVATIONS,
     HEAD_KEY,
     check_pooling,
     head_in_transformers,
@@ -21,7 +20,8 @@ from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.checkpoints.tensors import read_tensors
-from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS, check_positions
+from bert_jax.checkpoints.transformers_config import format_of
+from bert_jax.checkpoints.transformers_names import PRETRAINING_HEADS, check_positions
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
@@ -48,11 +48,10 @@ def save_huggingface(
     if not isinstance(tokenizer, LibraryTokenizer):
         raise ValueError("a SentencePiece model cannot be exported: use --to=native")
     config, head = config_from_settings(settings), settings.get("head") or {}
-    if config.architecture != "bert":
-        raise ValueError(
-            f"only the models of model/bert.py can be exported, not {config.architecture}"
-        )
-    params, head = _with_target_scale(_without_own_heads(params, config, head), head)
+    if format_of(config) is None:
+        raise ValueError(f"transformers has no format for the architecture {config.architecture}")
+    params = _without_other_poolers(_without_own_heads(params, config, head), config, head)
+    params, head = _with_target_scale(params, head)
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
@@ -87,6 +86,22 @@ def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> di
         reason = "used in pre-training only, and transformers has no such head"
         logging.warning("not exported: %s; %s", ", ".join(own), reason)
     return {name: module for name, module in params.items() if name in known}
+
+
+def _without_other_poolers(params: dict, config, head: Mapping) -> dict:
+    """Returns the parameters of the class that is exported, if its pooler is a part of its head.
+
+    Then the class for a task has no head for tokens, the one for tokens no pooler, and that of the
+    encoder alone neither.
+    """
+    stored = format_of(config)
+    pooler = stored.names.get("encoder/pooler/dense", stored.prefix)
+    if pooler.startswith(stored.prefix):
+        return params
+    if head and head["labels"]:
+        return {name: module for name, module in params.items() if name not in PRETRAINING_HEADS}
+    encoder = {name: module for name, module in params["encoder"].items() if name != "pooler"}
+    return params | {"encoder": encoder}
 
 
 def _with_target_scale(params: Mapping, head: Mapping) -> tuple[Mapping, dict]:
@@ -155,40 +170,20 @@ def _check_vocabulary(directory: pathlib.Path, tokenizer: Tokenizer) -> None:
         raise OSError(f"{directory}: the tokenizer was not written completely: its ids are others")
 
 
-def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
+def _config_json(config, head: Mapping, params: Mapping) -> dict:
     """Returns the contents of `config.json`. Raises ValueError for what transformers lacks."""
-    family = FORMATS[config.family]
+    stored = format_of(config)
     modules = tuple(name for name in PRETRAINING_HEADS if name in params)
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    attention_dropout = config.attention_dropout_rate
-    classifier_dropout = config.classifier_dropout_rate
-    if attention_dropout is None:
-        attention_dropout = config.dropout_rate
-    if classifier_dropout is None and family.classifier_dropout_key in family.defaults:
-        classifier_dropout = config.dropout_rate
-    values = {
-        "model_type": config.family,
-        **family.required,
-        **{key: getattr(config, field) for field, key in family.config_keys.items()},
-        family.activation_key: names[config.activation],
-        family.attention_dropout_key: attention_dropout,
-        "dtype": "float32",
-    }
-    if classifier_dropout is not None and family.classifier_dropout_key:
-        values[family.classifier_dropout_key] = classifier_dropout
-    values["max_position_embeddings"] += config.position_offset
-    if "num_task_embeddings" in family.config_keys:
-        values["use_task_id"] = config.num_task_embeddings > 0
-    if "embedding_size" in values and config.embedding_size is None:
-        values["embedding_size"] = config.hidden_size
-    if modules in family.headless:
-        values["architectures"] = [family.headless[modules]]
+    values = stored.config_to_json(config)
+    name = values["model_type"]
+    if modules in stored.headless:
+        values["architectures"] = [stored.headless[modules]]
     elif not head:
-        raise ValueError(f"transformers' {config.family} has no class with these heads")
-    if config.causal and not family.causal_class:
-        raise ValueError(f"transformers' {config.family} has no class that reads left to right")
+        raise ValueError(f"transformers' {name} has no class with these heads")
+    if config.causal and not stored.causal_class:
+        raise ValueError(f"transformers' {name} has no class that reads left to right")
     if config.causal and "mlm" in params:
-        values["architectures"] = [family.causal_class]
+        values["architectures"] = [stored.causal_class]
     if head:
         values[HEAD_KEY] = dict(head)
     if head and head["labels"]:  # The head of an embedding model has no parameters.
@@ -196,7 +191,7 @@ def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
         if not form:
             lstm = " with a BiLSTM" * ("lstm" in params)
             raise ValueError(f"transformers has no head for {head['task']}{lstm}")
-        values["architectures"] = [family.class_prefix + form.class_suffix]
+        values["architectures"] = [stored.class_prefix + form.class_suffix]
         if not form.labels:
             values["id2label"] = dict(enumerate(head["labels"]))
             values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
@@ -214,18 +209,20 @@ def params_to_huggingface(
 
     As in transformers, tied tensors are stored once, and a model without heads has no `bert.`.
     """
-    tensors = {}
+    tensors, stored = {}, format_of(config)
     table = tensor_table(config, head)
     for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
         if path not in table:
-            raise ValueError(f"transformers' models of {config.family} have no tensor for {path}")
-        name, is_transposed, num_rows = table[path]
-        value = np.asarray(value, np.float32)[:num_rows]
-        for layer, tensor in enumerate(value if "{layer}" in name else [value]):
-            tensor = tensor.T if is_transposed else tensor
-            # safetensors ignores strides.
-            tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
+            raise ValueError(f"transformers' {stored.class_prefix} has no tensor for {path}")
+        value = np.asarray(value, np.float32)[: table[path].num_rows]
+        names = table[path].names(value.shape)
+        for name, own in zip(names, value if table[path].is_stacked else [value], strict=True):
+            own = own.T if table[path].is_transposed else own
+            index, count = table[path].part
+            tensor = tensors.setdefault(
+                name, np.empty((count * len(own), *own.shape[1:]), np.float32)
+            )
+            tensor[index * len(own) : (index + 1) * len(own)] = own
     if not params.keys() & {*PRETRAINING_HEADS, "head"}:
-        prefix = FORMATS[config.family].prefix
-        return {name.removeprefix(prefix): value for name, value in tensors.items()}
+        return {name.removeprefix(stored.prefix): value for name, value in tensors.items()}
     return tensors

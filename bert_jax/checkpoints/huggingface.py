@@ -18,9 +18,12 @@ from bert_jax.checkpoints.tensors import (
     describe_other_heads,
     read_tensors,
 )
-from bert_jax.checkpoints.transformers_names import FORMATS, UNSUPPORTED
+from bert_jax.checkpoints.transformers_config import FORMATS, format_of
+from bert_jax.checkpoints.transformers_names import UNSUPPORTED
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import CLASSIFICATION, HEADS, InTransformers, find_head
+from bert_jax.model.layer_stack import layers_with, num_stacked_layers
+from bert_jax.model.transformers_format import TransformersFormat
 from bert_jax.runtime.model_files import read_json, read_optional
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME as TOKENIZER_CONFIG
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -28,19 +31,8 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 HEAD_KEY = "bert_jax_head"
 """Key of `config.json` that holds the settings of a task's head. transformers preserves it."""
 
-# Parameters whose first axis is the vocabulary, which we pad to whole tiles.
-_PADDED = ("encoder/embeddings/token_embedding/embedding", "mlm/bias")
 
-# Names of activations in transformers -> in `BertConfig`.
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-
-
-def config_from_huggingface(values: Mapping) -> BertConfig:
+def config_from_huggingface(values: Mapping):
     """Reads the model config from a `config.json`. Raises ValueError if it is not supported."""
     name = values.get("model_type", "bert")
     if name not in FORMATS:
@@ -48,37 +40,7 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
         reason = UNSUPPORTED.get(name, "")
         reason = f": {reason}" if reason else ""
         raise ValueError(f"config.json: model_type {name!r} is not supported, {expected}{reason}")
-    family = FORMATS[name]
-    for key, expected in family.required.items():
-        if values.get(key, expected) != expected:
-            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
-    keys = family.config_keys
-    values = {**family.defaults, **values}
-    fields = {field: values[key] for field, key in keys.items() if key in values}
-    for key in (*keys.values(), family.attention_dropout_key, family.classifier_dropout_key):
-        is_optional = key == family.classifier_dropout_key and values.get(key) is None
-        if not is_optional and not isinstance(values.get(key, 0), int | float):
-            raise ValueError(f"config.json: {key} is {values[key]!r}, expected a number")
-    fields |= {"family": name, **family.fields}
-    if "num_task_embeddings" in fields and not values.get("use_task_id", False):
-        fields["num_task_embeddings"] = 0
-    activation = values.get(family.activation_key, "gelu")
-    if activation not in ACTIVATIONS:
-        expected = f"expected one of {', '.join(ACTIVATIONS)}"
-        raise ValueError(f"config.json: {family.activation_key} is {activation!r}, {expected}")
-    fields["activation"] = ACTIVATIONS[activation]
-    attention_dropout = values.get(family.attention_dropout_key, fields["dropout_rate"])
-    if attention_dropout != fields["dropout_rate"]:
-        fields["attention_dropout_rate"] = attention_dropout
-    fields["classifier_dropout_rate"] = values.get(family.classifier_dropout_key)
-    if "max_position_embeddings" in fields:
-        fields["max_position_embeddings"] -= fields.get("position_offset", 0)
-    if fields.get("embedding_size", 0) == fields.get("hidden_size") and name != "albert":
-        fields["embedding_size"] = None  # Without a layer that widens them.
-    try:
-        return BertConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"config.json: {error}") from None
+    return FORMATS[name].config_from_json(values)
 
 
 def head_from_huggingface(values: Mapping) -> dict | None:
@@ -138,14 +100,16 @@ def _is_same(form: InTransformers, other: InTransformers) -> bool:
     return form.class_suffix == other.class_suffix and form.problem_type == other.problem_type
 
 
-def huggingface_name(path: str, head: Mapping | None = None, family: str = "bert") -> str:
+def huggingface_name(
+    path: str, head: Mapping | None = None, stored: TransformersFormat = FORMATS["bert"]
+) -> str:
     """Returns transformers' name of a parameter, with `{layer}` where it is stacked.
 
-    Returns "" for a parameter that the family's models do not have.
+    Returns "" for a parameter that models of this format do not have.
     """
     module, leaf = path.rsplit("/", 1)
-    names, form = FORMATS[family].names, find_head(head).transformers if head else None
-    head_names = FORMATS[family].heads.get(form.class_suffix) if form else None
+    names, form = stored.names, find_head(head).transformers if head else None
+    head_names = stored.heads.get(form.class_suffix) if form else None
     if module.startswith("projection_"):  # In a file of its own in sentence-transformers.
         name = module
     elif module == "head" and head_names:
@@ -159,40 +123,49 @@ def huggingface_name(path: str, head: Mapping | None = None, family: str = "bert
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
-def tensor_table(
-    config: BertConfig, head: Mapping | None = None
-) -> dict[str, parameters.StoredTensor]:
+def tensor_table(config, head: Mapping | None = None) -> dict[str, parameters.StoredTensor]:
     """Returns how transformers stores each parameter that it has, by its path."""
-    table = {}
-    for path in parameters.parameter_shapes(config, head):
-        if name := huggingface_name(path, head, config.family):
+    table, stored = {}, format_of(config)
+    for path, parameter in parameters.parameter_shapes(config, head).items():
+        if name := huggingface_name(path, head, stored):
             table[path] = parameters.StoredTensor(
                 name=name,
                 is_transposed=path.endswith("/kernel"),
-                num_rows=config.vocab_size if path in _PADDED else None,
+                num_rows=config.vocab_size if path in stored.padded else None,
+                part=stored.parts.get(path.rpartition("/")[0], (0, 1)),
+                layers=_layers(config, path, parameter.shape) if "{layer}" in name else None,
             )
     return table
 
 
+def _layers(config, path: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Returns the numbers of the layers that have a stacked parameter; None: all."""
+    if shape[0] == num_stacked_layers(config):
+        return None
+    return layers_with(config)[tuple(path.removeprefix("encoder/layers/").split("/"))]
+
+
 def params_from_huggingface(
-    tensors: Mapping[str, np.ndarray], config: BertConfig, head: Mapping | None = None
+    tensors: Mapping[str, np.ndarray], config, head: Mapping | None = None
 ) -> tuple[dict, parameters.LoadReport]:
     """Converts the state dict of a model to a parameter tree, with a task's `head` if given.
 
     Looks up one tensor at a time, because `tensors` may read them lazily. Returns and raises as
     `read_parameters`; also raises ValueError if the decoder is not tied.
     """
-    family, stored_names = FORMATS[config.family], {}
-    of_encoder = [name for name in family.names.values() if name.startswith(family.prefix)]
-    parts = {name.removeprefix(family.prefix).partition(".")[0] for name in of_encoder}
+    stored_form, stored_names = format_of(config), {}
+    prefix = stored_form.prefix
+    of_encoder = [name for name in stored_form.names.values() if name.startswith(prefix)]
+    parts = {name.removeprefix(prefix).partition(".")[0] for name in of_encoder}
     for stored in tensors:
         name = stored.replace("LayerNorm.gamma", "LayerNorm.weight")
         name = name.replace("LayerNorm.beta", "LayerNorm.bias")
         if name.partition(".")[0] in parts:
-            name = family.prefix + name
+            name = prefix + name
         if stored_names.setdefault(name, stored) != stored:
             raise ValueError(f"tensor {name}: found twice, as {stored_names[name]} and {stored}")
-    for copy, original in family.tied.items():
+    ties = getattr(config, "ties_embeddings", True)
+    for copy, original in stored_form.tied.items() if ties else ():
         stored = stored_names.pop(copy, None)
         if stored and not np.array_equal(
             tensors[stored], tensors[stored_names.setdefault(original, stored)]
@@ -208,11 +181,32 @@ def params_from_huggingface(
         head,
         stored_names,
         tensors.__getitem__,
-        tensor_table(config, head),
+        _present(tensor_table(config, head), stored_names, head),
     )
     # Copies of tied tensors count as loaded.
     loaded = tuple(name for name in tensors if name not in report.unused)
     return params, report._replace(loaded=loaded)
+
+
+def _present(
+    table: dict[str, parameters.StoredTensor], stored_names: Mapping[str, str], head: Mapping | None
+) -> dict[str, parameters.StoredTensor]:
+    """Returns the table without a head for tokens whose tensors belong to another head.
+
+    Where the classes of transformers give a head of their own the same names, only the rest of its
+    tensors tells the head for tokens.
+    """
+    others = {each.name for path, each in table.items() if not path.startswith("mlm/")}
+    own = [
+        each.name
+        for path, each in table.items()
+        if path.startswith("mlm/") and each.name not in others
+    ]
+    shares = any(each.name in others for path, each in table.items() if path.startswith("mlm/"))
+    has_own = not own or any(name in stored_names for name in own)
+    if shares and ((head and head["labels"]) or not has_own):
+        return {path: each for path, each in table.items() if not path.startswith("mlm/")}
+    return table
 
 
 def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from absl import logging
 
-from bert_jax.checkpoints.transformers_names import FORMATS, PRETRAINING_HEADS
+from bert_jax.checkpoints.transformers_config import FORMATS
+from bert_jax.checkpoints.transformers_names import PRETRAINING_HEADS
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import find_head, make_model
@@ -34,11 +35,15 @@ class StoredTensor(NamedTuple):
       name: of the tensor; with `{layer}` there is one for each layer of a stacked parameter.
       is_transposed: whether it is stored as `[outputs, inputs]`.
       num_rows: how many rows of the parameter it has; None: all. The vocabulary is padded here.
+      part: (i, n) if the parameter is the i-th of n equal parts of the tensor, along the outputs.
+      layers: the numbers of the layers that have the parameter, if it is stacked; None: all.
     """
 
     name: str
     is_transposed: bool = False
     num_rows: int | None = None
+    part: tuple[int, int] = (0, 1)
+    layers: tuple[int, ...] | None = None
 
     @property
     def is_stacked(self) -> bool:
@@ -48,7 +53,7 @@ class StoredTensor(NamedTuple):
         """Returns the names of all tensors that make up a parameter of the given shape."""
         if not self.is_stacked:
             return [self.name]
-        return [self.name.format(layer=layer) for layer in range(shape[0])]
+        return [self.name.format(layer=layer) for layer in self.layers or range(shape[0])]
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of each tensor that makes up a parameter of the given shape."""
@@ -56,7 +61,15 @@ class StoredTensor(NamedTuple):
             shape = shape[1:]
         if self.num_rows is not None:
             shape = (self.num_rows, *shape[1:])
-        return shape[::-1] if self.is_transposed else shape
+        first, *rest = shape[::-1] if self.is_transposed else shape
+        return (first * self.part[1], *rest)
+
+    def value(self, tensor: np.ndarray) -> np.ndarray:
+        """Returns the part of a tensor that the parameter has, as `[inputs, outputs]`."""
+        index, count = self.part
+        size = len(tensor) // count
+        part = tensor[index * size : (index + 1) * size]
+        return part.T if self.is_transposed else part
 
 
 class LoadReport(NamedTuple):
@@ -114,7 +127,7 @@ def unexpected_tensors(report: LoadReport) -> str:
     """Describes tensors that are missing or unused without a reason; "" if there are none."""
     unused = _unexpectedly_unused(report)
     # Poolers and heads of pre-training.
-    optional = {name for family in FORMATS.values() for name in family.names.values()}
+    optional = {name for each in FORMATS.values() for name in each.names.values()}
     missing = [
         name
         for name in report.missing
@@ -229,7 +242,7 @@ def read_parameters(
     present = [path for path in shapes if table[path].name in stored_names]
     parts = [f"{part}/" for part in ("head", *OPTIONAL_MODULES)]
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
-    missing = tuple(table[path].name for path in shapes if path.startswith(absent))
+    missing = tuple(dict.fromkeys(table[path].name for path in shapes if path.startswith(absent)))
     # Path of a parameter -> its tensors: one, or one for each layer.
     names = {
         path: table[path].names(shape)
@@ -248,16 +261,15 @@ def read_parameters(
         values = parameter[: table[path].num_rows]
         parts = values if table[path].is_stacked else [values]
         for name, value in zip(names[path], parts, strict=True):
-            value = value.T if table[path].is_transposed else value
             tensor = np.asarray(read_tensor(stored_names[name]))
-            if tensor.shape != value.shape:
-                expected = f"expected shape {value.shape}, found {tensor.shape}"
-                raise ValueError(f"tensor {name}: {expected}")
+            if tensor.shape != (expected := table[path].stored_shape(shapes[path])):
+                raise ValueError(f"tensor {name}: expected shape {expected}, found {tensor.shape}")
             if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype.kind != "V":
                 raise ValueError(f"tensor {name}: expected floating point, found {tensor.dtype}")
-            value[...] = tensor
+            value[...] = table[path].value(tensor)
         params[path] = jax.block_until_ready(jax.device_put(parameter))
-    loaded = tuple(stored_names[name] for path in names for name in names[path])
+    # Once each, also those of which several parameters are parts.
+    loaded = tuple(dict.fromkeys(stored_names[name] for path in names for name in names[path]))
     unused = tuple(sorted({*stored_names.values()} - {*loaded}))
     tree = flax.traverse_util.unflatten_dict(params, sep="/")
     return tree, LoadReport(loaded, missing, unused)

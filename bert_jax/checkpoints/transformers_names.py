@@ -6,19 +6,9 @@ The families are `model.config.FAMILIES`, by the `model_type` of their `config.j
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bert_jax.model.transformers_format import HeadNames
+
 PRETRAINING_HEADS = ("mlm", "nsp", "discriminator")
-
-
-class HeadNames(NamedTuple):
-    """How a class of transformers names the layers of a task's head.
-
-    Attributes:
-      head: name of the last dense layer.
-      pooler: name of the dense layer before it; None: the one of the encoder.
-    """
-
-    head: str = "classifier"
-    pooler: str | None = None
 
 
 class Family(NamedTuple):
@@ -395,7 +385,7 @@ ELECTRA = Family(
     causal_class="ElectraForCausalLM",
 )
 
-FORMATS = {
+FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": XLM_ROBERTA,
@@ -415,7 +405,6 @@ UNSUPPORTED = {
     "xlm-roberta-xl": f"{_PRE_LAYER_NORM}xlm-roberta-large",
     "roberta-prelayernorm": f"{_PRE_LAYER_NORM}roberta-base",
     "megatron-bert": f"{_PRE_LAYER_NORM}bert-large",
-    "modernbert": f"{_ROTARY}roberta-base, or bert-base",
     "nomic_bert": f"{_ROTARY}bert-base, or a BERT of sentence-transformers",
     "eurobert": f"{_ROTARY}xlm-roberta-base",
     "jina_embeddings_v3": f"{_ROTARY}xlm-roberta-base",

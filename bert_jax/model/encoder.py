@@ -39,7 +39,7 @@ class Encoder(nn.Module):
         self.last = architecture.Last(self.config)
         self.pooler = architecture.Pooler(self.config)
         if self.is_initializing():
-            self.param("layers", self._init_layers)
+            self.param("layers", init_layers, self.config, self.plan.dtype)
 
     def __call__(
         self,
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
         inputs = self.layer_inputs(batch)
         layers = architecture_of(self.config).encoder_layers(self.config)
         stacked = self.get_variable("params", "layers")
-        params = layer_params(self.config, stacked, states[0], inputs)
+        params = layer_params(self.config, stacked)
         return [
             layer.apply({"params": gather_data(own, x.dtype)}, x, inputs, method="scores")
             for layer, own, x in zip(layers, params, states[:-1], strict=True)
@@ -119,18 +119,6 @@ class Encoder(nn.Module):
             dropout=embedding_dropout,
         )
         return x, self.layer_inputs(batch), dropouts
-
-    def _init_layers(self, key: jax.Array) -> dict:
-        """Initializes the layers, whose parameters do not depend on the size of the batch."""
-        architecture = architecture_of(self.config)
-        embeddings = architecture.Embeddings(self.config, self.plan.dtype, parent=None)
-        ids = jnp.zeros((1, 1), jnp.int32)
-        x, _ = jax.eval_shape(embeddings.init_with_output, key, ids, ids, ids)
-        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
-        batch = dict.fromkeys(("tokens", "segment_ids", "position_ids", "sequence_ids"), ids)
-        layer_inputs = architecture.LayerInputs(self.config, parent=None)
-        inputs, _ = layer_inputs.init_with_output(key, batch)
-        return init_layers(key, self.config, x, inputs)
 
 
 class EncoderModel(nn.Module):

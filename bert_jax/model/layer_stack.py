@@ -6,6 +6,7 @@ periods of layers. Their parameters are stacked: every array has a leading axis 
 have it, in their order.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -80,9 +81,10 @@ def share_layers(config, params: dict) -> dict:
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, repeats, axis=0), params)
 
 
-def init_layers(key: jax.Array, config, x, inputs) -> dict:
-    """Initializes the stacked parameters of layers that read hidden states `x` and `inputs`."""
+def init_layers(key: jax.Array, config, dtype: str) -> dict:
+    """Initializes the stacked parameters of the layers, whose hidden states have `dtype`."""
     layers = architecture_of(config).encoder_layers(config)
+    x, inputs = _smallest_inputs(config, dtype)
     layers = layers[:: config.num_layers // num_stacked_layers(config)]
     keys = jax.random.split(key, len(layers))
     found = {}  # Path of a parameter -> numbers of layers, and their values.
@@ -96,6 +98,18 @@ def init_layers(key: jax.Array, config, x, inputs) -> dict:
         order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
         stacked[path] = jnp.concatenate([values for _, values in parts])[order]
     return unflatten_dict(stacked)
+
+
+def _smallest_inputs(config, dtype: str) -> tuple:
+    """Returns hidden states of one token, and what layers read beside them, all zeros."""
+    architecture = architecture_of(config)
+    embeddings = architecture.Embeddings(config, dtype, parent=None)
+    layer_inputs = architecture.LayerInputs(config, parent=None)
+    key, ids = jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
+    batch = dict.fromkeys(("tokens", "segment_ids", "position_ids", "sequence_ids"), ids)
+    x, _ = jax.eval_shape(embeddings.init_with_output, key, ids, ids, ids)
+    inputs, _ = jax.eval_shape(layer_inputs.init_with_output, key, batch)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (x, inputs))
 
 
 def run_layers(
@@ -118,7 +132,7 @@ def run_layers(
         groups, last = group_layers(layers, plan.scans_layers), []
     else:
         groups, last = group_layers(layers[:-1], plan.scans_layers), [LayerGroup(layers[-1:])]
-    stacks = _split(config, params, dropout, [*groups, *last], x, inputs)
+    stacks = _split(config, params, dropout, [*groups, *last])
     for group, stack in zip(groups, stacks, strict=False):
         x, _ = _run_group(plan, group, stack, x, inputs, keeps_outputs=False)
     if positions is not None:
@@ -133,17 +147,17 @@ def layer_outputs(
 ) -> jax.Array:
     """Returns the output of each layer, `[num_layers, B, L, H]`; takes what `run_layers` takes."""
     groups = group_layers(architecture_of(config).encoder_layers(config), plan.scans_layers)
-    stacks, outputs = _split(config, params, dropout, groups, x, inputs), []
+    stacks, outputs = _split(config, params, dropout, groups), []
     for group, stack in zip(groups, stacks, strict=True):
         x, states = _run_group(plan, group, stack, x, inputs, keeps_outputs=True)
         outputs.append(states)
     return jnp.concatenate(outputs)
 
 
-def layer_params(config, params: dict, x, inputs) -> list[dict]:
-    """Returns the parameters of each layer; takes what `run_layers` takes."""
+def layer_params(config, params: dict) -> list[dict]:
+    """Returns the parameters of each layer, from those of all."""
     groups = group_layers(architecture_of(config).encoder_layers(config), loops=False)
-    (stack,) = _split(config, params, {}, groups, x, inputs)
+    (stack,) = _split(config, params, {}, groups)
     return [own.params for own in _unstack(stack, config.num_layers)]
 
 
@@ -168,11 +182,14 @@ class _Own(NamedTuple):
 
 
 def _split(
-    config, params: dict, dropout: LayerDropout, groups: Sequence[LayerGroup], x, inputs
+    config, params: dict, dropout: LayerDropout, groups: Sequence[LayerGroup]
 ) -> list[_Stack]:
     """Splits the stacks of all layers into those of each group."""
     arrays = flatten_dict({"params": share_layers(config, params), "dropout": dropout})
-    owners = _owners(config, arrays, x, inputs)
+    owners = {path: range(config.num_layers) for path in arrays}
+    for path, tree in arrays.items():
+        if len(jax.tree.leaves(tree)[0]) < config.num_layers:
+            owners[path] = layers_with(config)[path[1:]]
     stacks, first = [_Stack({}, {}) for _ in groups], 0
     counts = {path: [] for path in arrays}  # Of the layers that have it, in each group.
     for group, stack in zip(groups, stacks, strict=True):
@@ -192,24 +209,19 @@ def _split(
     return stacks
 
 
-def _owners(config, arrays: Mapping, x, inputs) -> dict[tuple[str, ...], list[int]]:
-    """Returns the numbers of the layers that have each array of the stacks of all layers."""
-    layers = architecture_of(config).encoder_layers(config)
-    owners = {}
-    for path, tree in arrays.items():
-        owners[path] = range(len(layers))
-        if len(jax.tree.leaves(tree)[0]) < len(layers):
-            paths = _parameter_paths(layers, x, inputs)
-            owners[path] = [i for i, layer in enumerate(layers) if path[1:] in paths[layer]]
-    return owners
-
-
-def _parameter_paths(layers: Sequence[nn.Module], x, inputs) -> dict[nn.Module, set]:
-    paths = {}
-    for layer in dict.fromkeys(layers):
-        variables = jax.eval_shape(layer.init, jax.random.key(0), x, inputs, {})
-        paths[layer] = set(flatten_dict(variables["params"]))
-    return paths
+@functools.lru_cache  # Traces each kind of layer.
+def layers_with(config) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Returns path of a parameter in a layer -> the numbers of the layers that have it."""
+    x, inputs = _smallest_inputs(config, "float32")
+    found = {}
+    paths = {}  # Kind of layer -> paths of its parameters.
+    for number, layer in enumerate(architecture_of(config).encoder_layers(config)):
+        if layer not in paths:
+            variables = jax.eval_shape(layer.init, jax.random.key(0), x, inputs, {})
+            paths[layer] = list(flatten_dict(variables["params"]))
+        for path in paths[layer]:
+            found[path] = (*found.get(path, ()), number)
+    return found
 
 
 def _unstack(stack: _Stack, num_layers: int) -> list[_Own]:

@@ -46,7 +46,10 @@ class PooledModel(nn.Module):
     ) -> jax.Array:
         """Returns float32 `[B, S, outputs]`; `dropout` is as in `Encoder`."""
         dropout = as_dropout(self, dropout, len(batch["tokens"]))
-        x = self.encoder(batch, dropout, positions=batch["pooled_positions"])
+        if getattr(self.config, "classifier_pooling", "cls") == "mean":
+            x = pool_tokens(self.encoder(batch, dropout), batch["sequence_bounds"], ("mean",))
+        else:
+            x = self.encoder(batch, dropout, positions=batch["pooled_positions"])
         return pooled_outputs(self, x, dropout)
 
 
@@ -185,6 +188,8 @@ def pooled_outputs(model, x: jax.Array, dropout: Dropout | None) -> jax.Array:
 
 def position_outputs(model, x: jax.Array, dropout: Dropout | None) -> jax.Array:
     """Returns the outputs of a `PositionModel` from the hidden states `[B, L, H]`."""
+    if getattr(model.config, "pools_positions", False):
+        x = model.encoder.pool(x)
     if model.has_dropout:
         x = dropout_at(head_dropout(model.config, dropout), "head", x)
     return model.head(x)

@@ -129,7 +129,7 @@ def random_variables(config, is_generator: bool = False) -> tuple[dict, dict]:
     """Returns random variables for `config`, and the corresponding parameters."""
     rng, stored, params = np.random.default_rng(0), {}, {}
     table, shapes = tensor_table(config, is_generator), parameter_shapes(config)
-    for path, (name, is_transposed, num_rows) in table.items():
+    for path, (name, is_transposed, num_rows, *_) in table.items():
         params[path] = np.zeros(shapes[path].shape, np.float32)
         values = params[path][:num_rows]
         values[...] = rng.standard_normal(values.shape)

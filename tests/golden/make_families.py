@@ -68,7 +68,7 @@ def random_tensors(config, head: dict | None, seed: int, modules: tuple[str, ...
     for path, parameter in parameter_shapes(config, head).items():
         if path not in table or not path.startswith(modules):
             continue
-        name, is_transposed, num_rows = table[path]
+        name, is_transposed, num_rows, *_ = table[path]
         is_stacked = "{layer}" in name
         shape = parameter.shape[1:] if is_stacked else parameter.shape
         shape = (num_rows, *shape[1:]) if num_rows else shape

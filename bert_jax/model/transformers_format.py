@@ -1,0 +1,50 @@
+"""How the transformers library stores the models of an architecture."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class HeadNames(NamedTuple):
+    """How a class of transformers names the layers of a task's head.
+
+    Attributes:
+      head: name of the last dense layer.
+      pooler: name of the dense layer before it; None: the one of the encoder.
+    """
+
+    head: str = "classifier"
+    pooler: str | None = None
+
+
+class TransformersFormat(NamedTuple):
+    """The names of the tensors, and the model config as `config.json` has it.
+
+    Attributes:
+      class_prefix: what the names of its classes begin with, such as "Bert".
+      prefix: of the encoder's tensors in a model with a head.
+      names: paths of parameters or of their modules -> names in transformers, without ".weight" or
+        ".bias". `{layer}` stands for one tensor per layer.
+      parts: path of a module -> (i, n): it is the i-th of n equal parts of the tensor, along the
+        outputs. The others are other modules with the same name.
+      padded: paths of parameters whose first axis is the vocabulary, which we pad to whole tiles.
+      tied: tensors that may be stored in addition to the original, or instead of it -> original.
+      heads: end of the name of a class with a task's head, as in `Head.transformers` -> its names.
+      headless: heads of pre-training that a model has -> its class, without a task's head.
+      config_from_json: (contents of `config.json`) -> model config; raises ValueError for what is
+        not supported.
+      config_to_json: (model config) -> the same contents, but for the class and the head.
+      causal_class: class of a left-to-right model, whose masked-LM head predicts the next token;
+        "" if there is none.
+    """
+
+    class_prefix: str
+    prefix: str
+    names: Mapping[str, str]
+    parts: Mapping[str, tuple[int, int]]
+    padded: tuple[str, ...]
+    tied: Mapping[str, str]
+    heads: Mapping[str, HeadNames]
+    headless: Mapping[tuple[str, ...], str]
+    config_from_json: Callable[[Mapping], object]
+    config_to_json: Callable[[object], dict]
+    causal_class: str = ""
