@@ -19,7 +19,7 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
 from bert_jax.checkpoints.sentence_transformers import embedding_files
-from bert_jax.checkpoints.tensors import read_tensors
+from bert_jax.checkpoints.tensors import read_tensors, without_prefixes
 from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.checkpoints.transformers_names import PRETRAINING_HEADS, check_positions
 from bert_jax.data.features import unpack_rows
@@ -50,8 +50,7 @@ def save_huggingface(
     config, head = config_from_settings(settings), settings.get("head") or {}
     if format_of(config) is None:
         raise ValueError(f"transformers has no format for the architecture {config.architecture}")
-    params = _without_other_poolers(_without_own_heads(params, config, head), config, head)
-    params, head = _with_target_scale(params, head)
+    params, head = _with_target_scale(_without_own_heads(params, config, head), head)
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
@@ -88,7 +87,7 @@ def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> di
     return {name: module for name, module in params.items() if name in known}
 
 
-def _without_other_poolers(params: dict, config, head: Mapping) -> dict:
+def _without_other_poolers(params: Mapping, config, head: Mapping | None) -> Mapping:
     """Returns the parameters of the class that is exported, if its pooler is a part of its head.
 
     Then the class for a task has no head for tokens, the one for tokens no pooler, and that of the
@@ -101,7 +100,7 @@ def _without_other_poolers(params: dict, config, head: Mapping) -> dict:
     if head and head["labels"]:
         return {name: module for name, module in params.items() if name not in PRETRAINING_HEADS}
     encoder = {name: module for name, module in params["encoder"].items() if name != "pooler"}
-    return params | {"encoder": encoder}
+    return {**params, "encoder": encoder}
 
 
 def _with_target_scale(params: Mapping, head: Mapping) -> tuple[Mapping, dict]:
@@ -152,6 +151,7 @@ def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> No
     safetensors.numpy.save_file(tensors, path, {"format": "pt"})
     path.chmod(mode)
     stored = read_tensors(directory)  # Read back one at a time: what is complete can be read.
+    tensors = {without_prefixes(name): tensor for name, tensor in tensors.items()}
     for name in tensors.keys() | stored.keys():
         same = name in tensors and name in stored and stored[name].shape == tensors[name].shape
         if not same or stored[name].tobytes() != tensors[name].tobytes():
@@ -210,7 +210,7 @@ def params_to_huggingface(
     As in transformers, tied tensors are stored once, and a model without heads has no `bert.`.
     """
     tensors, stored = {}, format_of(config)
-    table = tensor_table(config, head)
+    params, table = _without_other_poolers(params, config, head), tensor_table(config, head)
     for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
         if path not in table:
             raise ValueError(f"transformers' {stored.class_prefix} has no tensor for {path}")

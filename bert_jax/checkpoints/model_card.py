@@ -41,7 +41,8 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     `settings` are the checkpoint's; `result`, the contents of the `result.json` of the run that
     trained these `params`, gives the metrics, or is empty.
     """
-    family = settings["architecture"]["family"]
+    architecture = settings["architecture"]
+    family = architecture.get("family", architecture["name"])
     pipeline_tag, loader = _pipeline(params, settings)
     is_embedding = loader in ("SentenceTransformer", "CrossEncoder")
     base = settings.get("init_from") or ""

@@ -68,7 +68,8 @@ class LazyTensors(Mapping[str, np.ndarray]):
         return len(self._readers)
 
 
-def _without_prefixes(name: str) -> str:
+def without_prefixes(name: str) -> str:
+    """Returns the name under which `read_tensors` returns a tensor."""
     return _PREFIXES.sub("", name)
 
 
@@ -131,9 +132,9 @@ class _Format(NamedTuple):
 
 # In order of preference. Pickles are last, because some of them can only be read with torch.
 _FORMATS = {
-    "model.safetensors": _Format(_read_safetensors, _without_prefixes),
+    "model.safetensors": _Format(_read_safetensors, without_prefixes),
     "flax_model.msgpack": _Format(read_flax, torch_name),
-    "pytorch_model.bin": _Format(read_pickle, _without_prefixes),
+    "pytorch_model.bin": _Format(read_pickle, without_prefixes),
 }
 WEIGHTS_FILENAMES = tuple(
     filename for name in _FORMATS for filename in (name, f"{name}.index.json")

@@ -45,6 +45,20 @@ DISTILBERT_SIZES = {
     "hidden_dim": 40,
     "max_position_embeddings": 20,
 }
+MODERNBERT_SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 20,
+    "local_attention": 4,
+    "pad_token_id": 0,
+    "cls_token_id": 2,
+    "bos_token_id": 2,
+    "sep_token_id": 3,
+    "eos_token_id": 3,
+}
 # Family -> options of its configurations, each with a seed of its own.
 OPTIONS = {
     "Bert": (
@@ -87,6 +101,22 @@ OPTIONS = {
         {"embedding_size": 8, "layer_norm_eps": 1e-6},
         {"embedding_size": 8, "type_vocab_size": 1},
     ),
+    "ModernBert": (
+        {},
+        {"global_attn_every_n_layers": 1, "classifier_pooling": "mean"},
+        {"global_attn_every_n_layers": 2, "local_attention": 2, "norm_bias": True},
+        {"num_hidden_layers": 1, "attention_bias": True, "hidden_activation": "gelu_new"},
+        {"tie_word_embeddings": False, "mlp_bias": True, "classifier_pooling": "mean"},
+        {"decoder_bias": False, "classifier_bias": True, "local_attention": 26},
+        {
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            "norm_eps": 1e-3,
+        },
+    ),
     # Arithmetic of RoBERTa's or of BERT's.
     "XLMRoberta": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
     "Camembert": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
@@ -114,7 +144,7 @@ SEEDED_CASES = [(*case, seed) for case in CASES for seed in range(len(OPTIONS[ca
 def random_model(family: str, head: str, seed: int):
     """Returns a model of transformers whose biases and scales are random, too."""
     torch.manual_seed(seed)
-    sizes = DISTILBERT_SIZES if family == "DistilBert" else SIZES
+    sizes = {"DistilBert": DISTILBERT_SIZES, "ModernBert": MODERNBERT_SIZES}.get(family, SIZES)
     options = (
         sizes
         | OPTIONS[family][seed]
@@ -132,17 +162,17 @@ def random_model(family: str, head: str, seed: int):
 
 def random_rows(config, seed: int, lengths: tuple[int, ...]) -> tuple[dict, dict]:
     """Returns rows with one pair each, and the inputs of transformers."""
-    rng = np.random.default_rng(seed)
+    rng, num_segments = np.random.default_rng(seed), getattr(config, "type_vocab_size", 0)
     tokens = rng.integers(2, config.vocab_size, (len(lengths), LENGTH)).astype(np.int32)
     bounds = np.zeros((len(lengths), 1, 3), np.int32)
     for row, length in enumerate(lengths):
-        second = length // 2 if config.type_vocab_size > 1 else length
+        second = length // 2 if num_segments > 1 else length
         bounds[row, 0] = 0, second, length
-        tokens[row, length:] = config.position_offset > 0  # The id of padding.
+        tokens[row, length:] = getattr(config, "position_offset", 0) > 0  # The id of padding.
     rows = {"tokens": tokens, "sequence_bounds": bounds}
     batch = unpack_rows(rows)
     inputs = {"input_ids": tokens, "attention_mask": batch["sequence_ids"] > 0}
-    if config.type_vocab_size:
+    if num_segments:
         inputs["token_type_ids"] = batch["segment_ids"]
     return rows, {name: torch.tensor(np.asarray(value)).long() for name, value in inputs.items()}
 
@@ -155,7 +185,8 @@ def check_round_trip(model, params, config, head) -> None:
         for name, value in model.state_dict().items()
         if "position_ids" not in name
     }
-    tied = {name for name in expected if name.endswith("decoder.weight")}
+    ties = getattr(config, "ties_embeddings", True)
+    tied = {name for name in expected if name.endswith("decoder.weight") and ties}
     tied |= {"lm_head.decoder.bias", "predictions.decoder.bias", "cls.predictions.decoder.bias"}
     tied |= {"vocab_projector.weight", "generator_lm_head.weight"}
     assert written.keys() == expected.keys() - tied
