@@ -42,7 +42,7 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     trained these `params`, gives the metrics, or is empty.
     """
     architecture = settings["architecture"]
-    family = architecture.get("family", architecture["name"])
+    family = architecture.get("family") or architecture["name"]
     pipeline_tag, loader = _pipeline(params, settings)
     is_embedding = loader in ("SentenceTransformer", "CrossEncoder")
     base = settings.get("init_from") or ""

@@ -2,22 +2,31 @@
 
 That file offers:
 
-- `Config`, a frozen dataclass with at least `vocab_size`, `hidden_size`, `num_layers`, `num_heads`,
-  `max_position_embeddings`, `dropout_rate`, `attention_dropout_rate`, `causal` and
-  `initializer_range`. Its class attribute `architecture` is the name of the file, and
+- `Config`, the model config: a frozen dataclass with at least `vocab_size`, `hidden_size`,
+  `num_layers`, `num_heads`, `max_position_embeddings`, `dropout_rate`, `attention_dropout_rate`,
+  `causal` and `initializer_range`. Its class attribute `architecture` is the name of the file, and
   `fixed_fields` are those that are known from a model's weights. Optional: a class method
   `named(size, **overrides)`, which returns published sizes, and the `size_fields` that they set;
-  `num_stacked_layers`, the number of layers that have parameters of their own, if some share them;
-  `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
+  `num_stacked_layers`, the number of layers that have parameters of their own, if consecutive ones
+  share them; `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
+  `pools_positions`, whether heads that predict each position read it through the pooler;
+  `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions; and
+  `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
-- `EncoderLayer(config)`, with the methods `attend`, and `finish`, which treats each position on its
-  own;
+- `LayerInputs(config)`, which builds from a batch what all layers read beside the hidden states: an
+  `AttentionMask`, with whatever else they share, such as tables of rotations;
+- `encoder_layers(config)`, all layers in their order, as Flax modules without a parent. Equal
+  modules are alike, and compiled once (`layer_stack.py`). A layer has the methods `attend`;
+  `finish`, which treats each position on its own; `scores`, which attention maps and distillation
+  read; and `dropout_places`, where it drops elements, with the rate of each;
+- `Last(config)`, between the last layer and all heads: `layers.Identity`, or a LayerNorm;
 - `Pooler(config)`, `LmHead(config)` and `PairHead(config)`;
-- `RULES`, the sharding of its parameters; `flops_per_row`; and `queries_and_keys(params, x)`, which
-  attention maps and distillation read.
+- `RULES`, the sharding of its parameters, and `flops_per_row`.
 
-`model/bert.py` documents the arguments. The name is a file's in `bert_jax/model`, or the
-dotted name of a module elsewhere, which needs no edit in this package.
+It may offer `FAST_PATH`, the name of a module that computes its layers with kernels
+(`execution.py`), and, in a module elsewhere, `TRANSFORMERS`, how it is exported
+(`transformers_format.py`). `model/bert.py` documents the arguments. The name is a file's in
+`bert_jax/model`, or the dotted name of a module elsewhere, which needs no edit in this package.
 """
 
 from types import ModuleType
@@ -27,13 +36,13 @@ from bert_jax.runtime.named_modules import import_part
 
 def architecture_of(config) -> ModuleType:
     """Returns the module that defines the model of a model config."""
-    return import_part("bert_jax.model", config.architecture, "EncoderLayer")
+    return import_part("bert_jax.model", config.architecture, "encoder_layers")
 
 
 def config_from_settings(settings: dict):
     """Returns the model config from the settings of a checkpoint."""
     fields = dict(settings["architecture"])
-    module = import_part("bert_jax.model", fields.pop("name"), "EncoderLayer", only_imported=True)
+    module = import_part("bert_jax.model", fields.pop("name"), "encoder_layers", only_imported=True)
     return module.Config(**fields)
 
 

@@ -272,7 +272,7 @@ def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causa
     fields = {name: value for name, value in given.items() if name not in EXECUTION_FIELDS}
     name = fields.pop("architecture", source.architecture if source else "bert")
     try:
-        config_class = import_part("bert_jax.model", name, "EncoderLayer").Config
+        config_class = import_part("bert_jax.model", name, "encoder_layers").Config
     except ValueError as error:
         raise ValueError(f"config.model.architecture={name}: {error}") from None
     known = {field.name for field in dataclasses.fields(config_class)}

@@ -31,7 +31,8 @@ from bert_jax.checkpoints.parameters import (
     unexpected_tensors,
 )
 from bert_jax.checkpoints.read import read_model
-from bert_jax.checkpoints.transformers_names import FORMATS
+from bert_jax.checkpoints.transformers_config import FORMATS
+from bert_jax.checkpoints.transformers_names import FAMILIES
 from bert_jax.inference.pretrained_model import load
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masked_lm import PretrainingModel
@@ -344,7 +345,7 @@ def test_cross_encoder_is_written_as_a_regression_on_pairs(tmp_path):
 def test_cross_encoder_has_the_tensors_of_its_class_in_transformers(family):
     head = {"task": "multiple_choice", "labels": ["score"], "max_query_length": 4}
     paths = ("head/kernel", "encoder/pooler/dense/bias")
-    names = [huggingface_name(path, head, family) for path in paths]
+    names = [huggingface_name(path, head, FORMATS[family]) for path in paths]
     assert names == ["classifier.out_proj.weight", "classifier.dense.bias"]
 
 
@@ -425,9 +426,9 @@ def test_export_is_read_back(function, damage, message, tmp_path, monkeypatch):
         save_huggingface(tmp_path / "out", params, model_settings(CONFIG, params), tokenizer)
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_left_to_right_models_are_exported_as_such_or_refused(family, tmp_path):
-    fields = dict(FORMATS[family].fields) | {"family": family, "causal": True}
+    fields = dict(FAMILIES[family].fields) | {"family": family, "causal": True}
     if family == "electra":
         fields["embedding_size"] = 4
     config = dataclasses.replace(CONFIG, **fields)

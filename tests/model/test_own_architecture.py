@@ -249,12 +249,14 @@ def test_it_has_no_kernels_and_a_warning_says_so(caplog):
 def test_a_checkpoint_cannot_choose_code_to_run():
     with pytest.raises(ValueError, match=r"needs the module 'this\.is_not_imported'"):
         import_part("bert_jax.model", "this.is_not_imported", "Config", only_imported=True)
-    with pytest.raises(ValueError, match=r"no file 'brt' with EncoderLayer"):
-        import_part("bert_jax.model", "brt", "EncoderLayer")
+    with pytest.raises(ValueError, match=r"no file 'brt' with encoder_layers"):
+        import_part("bert_jax.model", "brt", "encoder_layers")
 
 
 def test_a_module_elsewhere_is_missing_or_lacks_what_it_must_offer():
     with pytest.raises(ValueError, match=r"module 'tests\.brt' is not found: .* Python path"):
-        import_part("bert_jax.model", "tests.brt", "EncoderLayer")
-    with pytest.raises(ValueError, match=r"module 'tests\.conftest' does not define EncoderLayer"):
-        import_part("bert_jax.model", "tests.conftest", "EncoderLayer")
+        import_part("bert_jax.model", "tests.brt", "encoder_layers")
+    with pytest.raises(
+        ValueError, match=r"module 'tests\.conftest' does not define encoder_layers"
+    ):
+        import_part("bert_jax.model", "tests.conftest", "encoder_layers")
