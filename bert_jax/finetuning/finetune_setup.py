@@ -123,7 +123,7 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         head=task.head,
         train_head=train_head,
         optimizer=functools.partial(
-            finetune_optimizer, config, model_config.num_layers, task.head.trains_encoder
+            finetune_optimizer, config, model_config, task.head.trains_encoder
         ),
         row=shape.build([], 1),
         pretrained=data.pretrained,

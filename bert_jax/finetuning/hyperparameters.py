@@ -6,6 +6,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from bert_jax.model.layer_stack import layers_with
 from bert_jax.training.optimizer import (
     Hyperparameters,
     make_optimizer,
@@ -51,14 +52,17 @@ def finetune_schedule(config: ConfigDict, values: Hyperparameters) -> optax.Sche
 
 
 def finetune_optimizer(
-    config: ConfigDict, num_layers: int, trains_encoder: bool, values: Hyperparameters
+    config: ConfigDict, model_config, trains_encoder: bool, values: Hyperparameters
 ) -> optax.GradientTransformation:
-    """Builds the optimizer of a trial, of an encoder of `num_layers`; the values may be traced."""
+    """Builds the optimizer of a trial; the values may be traced."""
     optimizer = make_optimizer(
         config.optimizer,
         finetune_schedule(config, values),
         weight_decay=values.weight_decay,
         clip_norm=config.clip_norm,
     )
+    num_layers = model_config.num_layers
     num_frozen = config.freeze_layers if trains_encoder else num_layers
-    return scale_updates_by_layer(optimizer, num_layers, config.layer_decay, num_frozen)
+    return scale_updates_by_layer(
+        optimizer, num_layers, config.layer_decay, num_frozen, layers_with(model_config)
+    )

@@ -9,6 +9,8 @@ All first clip gradients by their global norm; LayerNorm parameters and biases a
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -80,20 +82,32 @@ def make_optimizer(
 
 
 def scale_updates_by_layer(
-    optimizer: optax.GradientTransformation, num_layers: int, decay: float, num_frozen: int
+    optimizer: optax.GradientTransformation,
+    num_layers: int,
+    decay: float,
+    num_frozen: int,
+    layers_with: Mapping[tuple[str, ...], Sequence[int]] = MappingProxyType({}),
 ) -> optax.GradientTransformation:
     """Multiplies the updates of layer i, from 0, by `decay ** (num_layers - i)`.
 
-    Embeddings get one more factor of `decay`, head and pooler none (Howard & Ruder, 2018).
-    `num_frozen` > 0 freezes the embeddings and the lowest `num_frozen` layers (zero gradients).
+    Embeddings, and what all layers share, get one more factor of `decay`, head and pooler none
+    (Howard & Ruder, 2018). `num_frozen` > 0 freezes the embeddings and the lowest `num_frozen`
+    layers (zero gradients). `layers_with` has the numbers of the layers that have a parameter, by
+    its path in a layer; one that is not there is in all layers.
     """
     if decay == 1 and not num_frozen:
         return optimizer
 
     def scale(path, param):
-        layers = np.arange(1, num_layers + 1).reshape((-1,) + (1,) * (param.ndim - 1))
-        levels = {"encoder/embeddings": 0, "encoder/layers": layers}
-        module = "/".join(entry.key for entry in path[:2])
+        names = tuple(entry.key for entry in path)
+        numbers = np.array(layers_with.get(names[2:], range(num_layers)))
+        levels = {
+            "encoder/embeddings": 0,
+            "encoder/layer_inputs": 0,
+            "encoder/layers": (numbers + 1).reshape((-1,) + (1,) * (param.ndim - 1)),
+            "encoder/last": num_layers,
+        }
+        module = "/".join(names[:2])
         level = np.asarray(
             levels.get(module, num_layers + 1)
         )  # The highest level is that of the pooler and the head.

@@ -95,13 +95,13 @@ def compile_stack(
         label_layout=head.label_layout,
         pad_id=0,
     )
-    num_layers, trains_encoder = model.config.num_layers, head.trains_encoder
+    trains_encoder = head.trains_encoder
     steps = build_stack_steps(
         model,
         mesh,
         head=head,
         train_head=head,
-        optimizer=functools.partial(finetune_optimizer, config, num_layers, trains_encoder),
+        optimizer=functools.partial(finetune_optimizer, config, model.config, trains_encoder),
         row=shape.build([], 1),
         pretrained={"encoder": {}},
         rows_per_microbatch=config.batch_size,
