@@ -55,6 +55,8 @@ def group_layers(layers: Sequence[nn.Module], loops: bool) -> list[LayerGroup]:
     fitting = (choice for choice in choices if sum(choice) <= len(layers))
     first, size = min(fitting, key=num_compiled)
     repeats = whole_periods(first, size)
+    if repeats == 1:
+        return [LayerGroup(layers)]
     end = first + size * repeats
     groups = [
         LayerGroup(layers[:first]),

@@ -54,7 +54,15 @@ def config_from_json(values: Mapping) -> ModernBertConfig:
 
     Raises ValueError for what is not supported.
     """
+    if values.get("quantization_config") is not None:
+        raise ValueError("config.json: quantization_config is not supported: expected None")
     fields = {field: values[key] for field, key in _KEYS.items() if key in values}
+    for field, value in fields.items():
+        default = getattr(ModernBertConfig, field)
+        kind = str if isinstance(default, str) else int | float  # As bool is.
+        if not isinstance(value, kind):
+            expected = "a string" if kind is str else "a number"
+            raise ValueError(f"config.json: {_KEYS[field]} is {value!r}, expected {expected}")
     for field, key in _ACTIVATION_KEYS.items():
         name = values.get(key, "gelu")
         if name not in ACTIVATIONS:

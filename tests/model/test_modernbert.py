@@ -1,0 +1,146 @@
+"""ModernBERT: its model config, `config.json`, and a run from pre-training to a loaded classifier.
+
+`tests/parity/test_families.py` compares its arithmetic with transformers.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import finetune, pretrain
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.configs.finetune import text_classification
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.modernbert import ModernBertConfig, flops_per_row
+from bert_jax.model.modernbert_names import config_from_json, config_to_json
+from tests.helpers.corpora import build_small_corpus, write_vocabulary
+from tests.helpers.runs import small_config
+
+SMALL = {
+    "architecture": "modernbert",
+    "hidden_size": 32,
+    "num_layers": 4,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "attention_window": 8,
+    "dropout_rate": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"hidden_size": 36, "num_heads": 12}, r"hidden_size \(36\)"),
+        ({"attention_window": 127}, "attention_window is 127"),
+        ({"attention_pattern": "gx"}, "attention_pattern is 'gx'"),
+        ({"attention_pattern": ""}, "attention_pattern is ''"),
+        ({"activation": "swish"}, "activation is 'swish'"),
+        ({"classifier_pooling": "max"}, "classifier_pooling is 'max'"),
+        ({"local_rope_base": 0.0}, "local_rope_base must be positive"),
+        ({"embedding_dropout_rate": 1.0}, "embedding_dropout_rate must be in"),
+    ],
+)
+def test_invalid_model_config_is_an_error(fields, message):
+    with pytest.raises(ValueError, match=f"ModernBertConfig.{message}"):
+        ModernBertConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ({"layer_types": ["full_attention"], "num_hidden_layers": 2}, "1 entries for 2 layers"),
+        ({"layer_types": ["chunked"], "num_hidden_layers": 1}, "layer_types has chunked"),
+        ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0"),
+        ({"local_attention": 5}, "attention_window is 5"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rope_parameters.full_attention.rope_type is 'yarn'",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling is"),
+        ({"hidden_size": "768"}, "hidden_size"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_config_json_with_an_unsupported_switch_is_an_error(values, message):
+    with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
+        config_from_json(values)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention_pattern": "gl", "num_layers": 5, "attention_window": 64},
+        {"attention_pattern": "lgg", "num_layers": 4, "global_rope_base": 1e6},
+        {"dropout_rate": 0.1, "classifier_pooling": "mean", "ties_embeddings": False},
+    ],
+    ids=str,
+)
+def test_model_config_is_the_same_after_config_json(fields):
+    config = ModernBertConfig(**fields)
+    again = config_from_json(config_to_json(config))
+    pattern = [config.is_global(layer) for layer in range(config.num_layers)]
+    assert [again.is_global(layer) for layer in range(again.num_layers)] == pattern
+    for name in ("embedding_dropout_rate", "attention_dropout_rate"):
+        assert getattr(again, name) == config.dropout_rate
+    fixed = [name for name in config.fixed_fields if name != "attention_pattern"]
+    assert [getattr(again, name) for name in fixed] == [getattr(config, name) for name in fixed]
+
+
+def test_local_layers_count_the_flops_of_their_window():
+    config = ModernBertConfig(num_layers=3, attention_pattern="gll")
+    all_global = ModernBertConfig(num_layers=3, attention_pattern="g")
+    counts = {"num_outputs": 1024, "num_targets": 0, "num_pairs": 0}
+    saved = flops_per_row(all_global, 1024, **counts) - flops_per_row(config, 1024, **counts)
+    assert saved == 2 * 2 * (2 * 1024 * (1024 - 129) * 768)
+
+
+def test_a_token_sees_its_window_in_local_layers_and_all_in_global_ones():
+    local = ModernBertConfig(
+        50, 16, 1, 2, intermediate_size=8, attention_pattern="l", attention_window=4
+    )
+    reached = {}
+    for pattern in ("l", "g"):
+        config = ModernBertConfig(**vars(local) | {"attention_pattern": pattern})
+        tokens = np.arange(12, dtype=np.int32)[None]
+        batch = {"tokens": tokens, "position_ids": tokens, "segment_ids": 0 * tokens}
+        batch["sequence_ids"] = np.ones_like(tokens)
+        encoder = Encoder(config)
+        params = encoder.init(jax.random.key(0), batch)["params"]
+        changed = batch | {"tokens": np.where(tokens == 6, 40, tokens)}
+        states, others = (encoder.apply({"params": params}, each) for each in (batch, changed))
+        reached[pattern] = np.flatnonzero(np.abs(states - others).max(-1)[0] > 1e-6).tolist()
+    assert reached["l"] == [4, 5, 6, 7, 8] and reached["g"] == list(range(12))
+
+
+@pytest.mark.slow
+def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
+    corpus = build_small_corpus(tmp_path, write_vocabulary(tmp_path / "vocab.txt"))
+    config = small_config(corpus)
+    with config.unlocked():
+        config.model, config.next_sentence = SMALL, False
+        config.mesh = {"data": 2, "fsdp": 2, "tensor": 2}
+    pretrain.train_and_evaluate(config, tmp_path / "pretrained")
+    model = bert_jax.load(tmp_path / "pretrained")
+    assert isinstance(model.config, ModernBertConfig) and len(model.fill_mask("the [MASK]")) == 5
+    maps = model.attention("the river a town the river a town the river").probabilities
+    assert maps.shape[0] == 4 and np.abs(maps.sum(-1) - 1).max() < 1e-5
+    assert (maps[0] > 0).all() and (maps[1][:, 0, 6:] == 0).all()  # Global, then windows.
+
+    (tmp_path / "train.csv").write_text("text,label\n" + "the river,a\na town,b\n" * 8)
+    config = text_classification.get_config()
+    config.init_from = str(tmp_path / "pretrained")
+    config.data.train = config.data.dev = str(tmp_path / "train.csv")
+    config.max_seq_length, config.batch_size, config.num_epochs = 16, 8, 1.0
+    config.layer_decay = 0.9
+    finetune.train_and_evaluate(config.lock(), tmp_path / "run")
+    classifier = bert_jax.load(tmp_path / "run")
+    probability = classifier.classify("the river").probability
+    save_huggingface(
+        tmp_path / "exported", classifier.params, classifier.settings, classifier.tokenizer
+    )
+    again = bert_jax.load(tmp_path / "exported").classify("the river").probability
+    assert abs(again - probability) < 1e-6
