@@ -9,17 +9,27 @@ from bert_jax.model.heads import find_head
 
 def initial_params(
     params: Mapping,
+    model_config,
     saved_head: Mapping | None,
     task_head: Mapping,
     new_head: bool,
 ) -> dict:
     """Returns the parameters to start from: the encoder's, and the head's if it fits the task.
 
-    `saved_head` has the settings of the head in `params`, if there is one; `task_head` has the
-    settings of the task's. Raises ValueError, unless `new_head`, if `check_same_head` does.
+    If the model config says that the pooler is a part of the pre-training head, it is taken from
+    there where the encoder has none. `saved_head` has the settings of the head in `params`, if any;
+    `task_head` has those of the task's. Raises ValueError, unless `new_head`, if `check_same_head`
+    does.
     """
     encoder = dict(params["encoder"])
-    if find_head(task_head).input_kind != "pooled":
+    part = getattr(model_config, "pooler_in_lm_head", "")
+    if part and "pooler" not in encoder and "mlm" in params:
+        encoder["pooler"] = params["mlm"][part]
+    reads_pooler = find_head(task_head).input_kind == "pooled" or (
+        find_head(task_head).input_kind == "positions"
+        and getattr(model_config, "pools_positions", False)
+    )
+    if not reads_pooler:
         encoder.pop("pooler", None)
     elif "pooler" not in encoder:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")

@@ -72,7 +72,10 @@ def read_task_data(
             f"the head of task {config.task} has the module of another head than {task.head.name}, "
             "whose name it has: give it a name of its own, that of the module with HEAD"
         )
-    pretrained = initial_params(source.params, saved_head, head_settings, config.new_head)
+    model_config = config_from_settings(source.settings)
+    pretrained = initial_params(
+        source.params, model_config, saved_head, head_settings, config.new_head
+    )
     if "head" in pretrained:
         tuned = {name: saved_head[name] for name in task.tuned if name in saved_head}
         task = task.with_settings(tuned)
@@ -86,7 +89,6 @@ def read_task_data(
         head = with_target_std(task.head, head_settings["target_std"])
         task = dataclasses.replace(task, head=head)
 
-    model_config = config_from_settings(source.settings)
     check_segments(model_config, task.train)
     for split in task.splits:
         check_segments(model_config, split.features)

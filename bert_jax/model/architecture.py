@@ -10,6 +10,7 @@ That file offers:
   `num_stacked_layers`, the number of layers that have parameters of their own, if consecutive ones
   share them; `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
   `pools_positions`, whether heads that predict each position read it through the pooler;
+  `pooler_in_lm_head`, the part of the head for tokens from which the pooler of a task starts;
   `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions; and
   `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;

@@ -123,6 +123,8 @@ class ModernBertConfig:
     """Fields that are known from a model's weights, and cannot be chosen anew."""
     pools_positions: ClassVar[bool] = True
     """Whether heads that predict each position read it through the pooler."""
+    pooler_in_lm_head: ClassVar[str] = "transform"
+    """The part of the head for tokens from which the pooler starts in fine-tuning."""
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
