@@ -102,9 +102,14 @@ def make_tokenizer(
     if spec["model"]["type"] == "Unigram":
         _rename(spec, {name: _hidden(name) for name in filter(None, special_tokens)})
     else:
-        # `tokenizers` numbers new tokens from the count of pieces: unused ids need one, too.
-        new = [token["id"] for token in added if token["content"] not in ids]
-        gaps = {*range(min(new, default=0))}.difference(ids.values())
+        # `tokenizers` numbers new tokens from the count of pieces: unused ids need one, too, and so
+        # do new tokens that special ones follow, as in ModernBERT's.
+        new = {token["content"]: token["id"] for token in added if token["content"] not in ids}
+        first = min(new.values(), default=0)
+        last_special = max((ids[name] for name in special_tokens if name in ids), default=0)
+        if new and last_special > first:
+            ids, first = ids | new, last_special
+        gaps = {*range(first)}.difference(ids.values())
         spec["model"]["vocab"] = ids | {f"[no piece {index}]": index for index in gaps}
     backend = build_backend(spec, source)
     found = {token.content: index for index, token in backend.get_added_tokens_decoder().items()}

@@ -151,6 +151,44 @@ def test_roberta_equals_transformers(prefix, added, saved, roberta_files, texts,
     assert_equal(ours, reference, texts, tmp_path)
 
 
+def test_modernbert_equals_transformers(texts, tmp_path):
+    """Its tokens of white space precede the special ones, and all follow the pieces."""
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.normalizer = tokenizers.normalizers.NFC()
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet)
+    trained.train_from_iterator(texts[:4000], trainer)
+    spaces = [" " * size for size in (24, 16, 8, 4, 3, 2)]
+    trained.add_tokens([tokenizers.AddedToken(space) for space in spaces])
+    trained.add_tokens([tokenizers.AddedToken("|||EMAIL_ADDRESS|||", normalized=False)])
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    trained.add_special_tokens(
+        [tokenizers.AddedToken(token, lstrip=token == "[MASK]") for token in special]
+    )
+    trained.add_tokens([f"[unused{number}]" for number in range(3)])
+    around = [(token, trained.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    trained.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=around
+    )
+    names = {f"{token[1:-1].lower()}_token": token for token in special}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=trained, model_input_names=["input_ids", "attention_mask"], **names
+    ).save_pretrained(tmp_path / "source")
+    (tmp_path / "source/config.json").write_text('{"model_type": "modernbert"}')
+    for token in ("[PAD]", "[UNK]"):
+        texts = [text.replace(token, token[1:-1]) for text in texts]
+    texts = [
+        f"{text}{spaces[number % 6]}|||EMAIL_ADDRESS|||" if number % 4 == 0 else text
+        for number, text in enumerate(texts)
+    ]
+    ours = load_tokenizer(tmp_path / "source")
+    assert not ours.layout.has_segments and ours.vocab_size == trained.get_vocab_size()
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "source")
+    assert_equal(ours, reference, texts, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "saved"),
     [({}, False), ({}, True), ({"do_lower_case": False}, True), ({"keep_accents": True}, False)],
