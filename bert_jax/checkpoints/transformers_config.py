@@ -7,15 +7,7 @@ from bert_jax.checkpoints.transformers_names import FAMILIES
 from bert_jax.model import modernbert_names
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
-from bert_jax.model.transformers_format import TransformersFormat
-
-# Names of activations in transformers -> in `BertConfig`.
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
+from bert_jax.model.transformers_format import ACTIVATIONS, TransformersFormat
 
 
 def _from_json(name: str, values: Mapping) -> BertConfig:
@@ -46,7 +38,7 @@ def _from_json(name: str, values: Mapping) -> BertConfig:
     if "max_position_embeddings" in fields:
         fields["max_position_embeddings"] -= fields.get("position_offset", 0)
     if fields.get("embedding_size", 0) == fields.get("hidden_size") and name != "albert":
-        fields["embedding_size"] = None  # Without a layer that widens them.
+        fields["embedding_size"] = None  # No projection.
     try:
         return BertConfig(**fields)
     except ValueError as error:
@@ -104,7 +96,7 @@ FORMATS["modernbert"] = modernbert_names.TRANSFORMERS
 
 
 def format_of(config) -> TransformersFormat | None:
-    """Returns how transformers stores the models of a model config; None if it has none such.
+    """Returns how transformers stores the models of a model config; None if it has none.
 
     An architecture elsewhere may define its own format, as `TRANSFORMERS`.
     """

@@ -8,12 +8,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.attention_mask import AttentionMask
-from bert_jax.model.blocked_attention import blocked_attention
+from bert_jax.model.blocked_attention import CONTEXT, blocked_attention
 from bert_jax.model.cpu import attention_scores, weighted_values
 from bert_jax.model.dropout import AttentionDropout
-
-# The name of attention's result for `jax.checkpoint`, whose policies do not look into a custom_vjp.
-CONTEXT = "context"
 
 # Longer rows are read by blocks. Up to here, the probabilities of all pairs are as fast or faster.
 LONGEST_PLAIN_ROW = 512
@@ -50,7 +47,8 @@ def attention(
             context = weighted_values(probabilities, value)
         else:
             context = _weighted_values_with_dropout(dropout, probabilities, value)
-    context = jnp.swapaxes(checkpoint_name(context, CONTEXT), 1, 2)
+        context = checkpoint_name(context, CONTEXT)
+    context = jnp.swapaxes(context, 1, 2)
     return context.reshape(*context.shape[:2], -1)
 
 

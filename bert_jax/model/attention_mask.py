@@ -44,10 +44,10 @@ class AttentionMask:
 
         Ids are `[batch, queries]` or `[batch, keys]`, positions in the row `[queries]` or `[keys]`.
         """
-        sees = query_ids[:, None, :, None] == key_ids[:, None, None, :]
+        visible = query_ids[:, None, :, None] == key_ids[:, None, None, :]
         offset = query_positions[:, None] - key_positions
         if self.causal:
-            sees &= offset >= 0
+            visible &= offset >= 0
         if self.window is not None:
-            sees &= jnp.abs(offset) <= self.window
-        return sees
+            visible &= jnp.abs(offset) <= self.window
+        return visible

@@ -2,8 +2,9 @@
 
 A block of queries at a time attends to spans of keys, with a running softmax (Milakov and
 Gimelshein, 2018; Dao et al., 2022), so that memory is linear in the length of rows. Spans in which
-no pair may attend are skipped: with a window, all but one; without, those of other sequences. The
-gradient computes the probabilities of each block again.
+no pair of any row may attend are skipped: with a window, all but one; without, those before the
+first sequence of the block, and after its last. The gradient computes the probabilities of each
+block again.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.cpu import parallel_matmul
@@ -19,6 +21,8 @@ from bert_jax.model.dropout import AttentionDropout
 
 BLOCK = 256  # Queries that are computed at a time.
 SPAN = 512  # Keys that they read at a time, without a window; a multiple of BLOCK.
+CONTEXT = "context"
+"""The name of attention's result for `jax.checkpoint`."""
 
 
 class _Rows(NamedTuple):
@@ -48,7 +52,7 @@ class _Rows(NamedTuple):
 
         rows = self._map(pad)
         is_row = jnp.arange(size) < self.length
-        ids = jnp.where(is_row, rows.mask.sequence_ids, -1)  # No id of a sequence, nor of padding.
+        ids = jnp.where(is_row, rows.mask.sequence_ids, -1)  # Positions that are added here.
         return rows._replace(mask=dataclasses.replace(rows.mask, sequence_ids=ids))
 
     def _map(self, change) -> "_Rows":
@@ -100,8 +104,8 @@ def _forward(rows: _Rows):
             keys = rows.at(start, spans.size)
             scores = _scores(queries, block * BLOCK, keys, start)
             new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
-            # What a query has added before it first sees a key is without a meaning; then, and at
-            # the latest at its own span, this factor is 0.
+            # Until a query's first visible key, and at the latest its own, these sums hold garbage.
+            # Then this factor is 0: the maximum so far was the minimum float32.
             rescale = jnp.exp(maximum - new_maximum)
             weights = jnp.exp(scores - new_maximum)
             total = total * rescale + jnp.sum(weights, axis=-1, keepdims=True)
@@ -118,23 +122,23 @@ def _forward(rows: _Rows):
         return (weighted / total).astype(rows.value.dtype), maximum + jnp.log(total)
 
     outputs, log_totals = lax.map(attend, jnp.arange(rows.length // BLOCK))
-    outputs, log_totals = _join_blocks(outputs), _join_blocks(log_totals)
+    # Named, so that `jax.checkpoint` can save them, and not run the loop again for the gradient.
+    outputs = checkpoint_name(_join_blocks(outputs), CONTEXT)
+    log_totals = checkpoint_name(_join_blocks(log_totals), CONTEXT)
     return outputs, (rows, outputs, log_totals)
 
 
 def _backward(residuals, dy):
     rows, outputs, log_totals = residuals
     spans = _key_spans(rows)
-    # The sum over keys of probability times its gradient.
-    weighted_dy = jnp.sum(
-        dy.astype(jnp.float32) * outputs.astype(jnp.float32), axis=-1, keepdims=True
-    )
+    # The sum over keys of each probability times its gradient.
+    delta = jnp.sum(dy.astype(jnp.float32) * outputs.astype(jnp.float32), axis=-1, keepdims=True)
 
     def block_gradients(state, block):
         queries = rows.at(block * BLOCK, BLOCK)
-        block_dy, block_weighted_dy, log_total = (
+        block_dy, block_delta, log_total = (
             lax.dynamic_slice_in_dim(x, block * BLOCK, BLOCK, axis=2)
-            for x in (dy, weighted_dy, log_totals)
+            for x in (dy, delta, log_totals)
         )
 
         def add_span(index, state):
@@ -145,7 +149,7 @@ def _backward(residuals, dy):
             probabilities = jnp.exp(scores - log_total)
             kept = _drop(queries, keys, probabilities).astype(dy.dtype)
             dkept = parallel_matmul(block_dy, keys.value.mT)
-            dscores = probabilities * (_drop(queries, keys, dkept) - block_weighted_dy)
+            dscores = probabilities * (_drop(queries, keys, dkept) - block_delta)
             dscores = dscores.astype(rows.query.dtype)
             return (
                 dquery + parallel_matmul(dscores, keys.key),
@@ -199,30 +203,30 @@ def _key_spans(rows: _Rows) -> _KeySpans:
         size = min(BLOCK + 2 * mask.window, length)
         return _KeySpans(jnp.clip(first_queries - mask.window, 0, length - size), None, size)
     size = min(SPAN, length)
-    # In packed rows the ids rise, with padding last: a block sees no span without an id of its own
-    # between the smallest and the largest.
+    # A block sees a span if their ranges of ids overlap. In packed rows, where ids rise and padding
+    # is last, this is exact.
     ids = jnp.where(mask.sequence_ids > 0, mask.sequence_ids, jnp.iinfo(jnp.int32).max)
     blocks, spans = (ids.reshape(len(ids), -1, each) for each in (BLOCK, size))
-    sees = blocks.min(-1)[:, :, None] <= spans.max(-1)[:, None]
-    sees &= blocks.max(-1)[:, :, None] >= spans.min(-1)[:, None]
-    sees = jnp.any(sees, axis=0)  # [blocks, spans], in any row.
+    visible = blocks.min(-1)[:, :, None] <= spans.max(-1)[:, None]
+    visible &= blocks.max(-1)[:, :, None] >= spans.min(-1)[:, None]
+    visible = jnp.any(visible, axis=0)  # [blocks, spans], in any row.
     if mask.causal:
-        sees &= jnp.arange(0, length, size) < first_queries[:, None] + BLOCK
-    first = jnp.argmax(sees, axis=1)
-    end = sees.shape[1] - jnp.argmax(sees[:, ::-1], axis=1)
+        visible &= jnp.arange(0, length, size) < first_queries[:, None] + BLOCK
+    first = jnp.argmax(visible, axis=1)
+    end = visible.shape[1] - jnp.argmax(visible[:, ::-1], axis=1)
     return _KeySpans(first * size, end - first, size)
 
 
 def _scores(queries: _Rows, first_query: jax.Array, keys: _Rows, first_key: jax.Array) -> jax.Array:
     """Returns float32 `[batch, heads, queries, keys]`; the minimum float32 for invisible keys."""
-    sees = queries.mask.pairs_of(
+    visible = queries.mask.pairs_of(
         queries.mask.sequence_ids,
         first_query + jnp.arange(queries.length),
         keys.mask.sequence_ids,
         first_key + jnp.arange(keys.length),
     )
     # Adding a score to the minimum float32 rounds back to the minimum.
-    bias = jnp.where(sees, 0.0, jnp.finfo(jnp.float32).min)
+    bias = jnp.where(visible, 0.0, jnp.finfo(jnp.float32).min)
     return parallel_matmul(queries.query, keys.key.mT) + bias
 
 

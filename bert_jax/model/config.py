@@ -24,7 +24,7 @@ FAMILIES = (
     "albert",
     "electra",
 )
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
 
 @dataclasses.dataclass(frozen=True)

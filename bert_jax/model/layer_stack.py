@@ -1,9 +1,8 @@
-"""The stack of layers of an encoder, run as they are defined.
+"""Runs the layers of an encoder as their architecture defines them, in loops or unrolled.
 
-An architecture lists its layers, `encoder_layers`, as Flax modules. Equal modules are alike: a loop
-over them compiles one. If layers alternate, as global and local attention do, the loop is over
-periods of layers. Their parameters are stacked: every array has a leading axis of the layers that
-have it, in their order.
+An architecture lists its layers, `encoder_layers`, as Flax modules. Equal modules share one
+compiled body. If layers alternate, as global and local attention do, the loop is over periods of
+layers. Parameters are stacked: every array has a leading axis of the layers that have it, in order.
 """
 
 import functools
@@ -25,20 +24,20 @@ from bert_jax.sharding.collectives import gather_data
 
 
 class LayerGroup(NamedTuple):
-    """Consecutive layers: those of a period, which repeats."""
+    """A period of consecutive layers, repeated `repeats` times."""
 
     period: tuple[nn.Module, ...]
     repeats: int = 1
 
 
-def group_layers(layers: Sequence[nn.Module], loops: bool) -> list[LayerGroup]:
-    """Returns the layers in groups: with `loops` the ones of which the fewest are compiled.
+@functools.lru_cache  # Compares all layers with each other.
+def group_layers(layers: tuple[nn.Module, ...], loops: bool) -> tuple[LayerGroup, ...]:
+    """Groups the layers; with `loops`, so that the fewest are compiled.
 
     These are some first layers, a period that repeats, and what is left after it.
     """
-    layers = tuple(layers)
     if not loops or len(layers) < 2:
-        return [LayerGroup(layers)] if layers else []
+        return (LayerGroup(layers),) if layers else ()
     kinds = [layers.index(layer) for layer in layers]
 
     def whole_periods(first: int, size: int) -> int:
@@ -56,14 +55,14 @@ def group_layers(layers: Sequence[nn.Module], loops: bool) -> list[LayerGroup]:
     first, size = min(fitting, key=num_compiled)
     repeats = whole_periods(first, size)
     if repeats == 1:
-        return [LayerGroup(layers)]
+        return (LayerGroup(layers),)
     end = first + size * repeats
-    groups = [
+    groups = (
         LayerGroup(layers[:first]),
         LayerGroup(layers[first : first + size], repeats),
         LayerGroup(layers[end:]),
-    ]
-    return [group for group in groups if group.period]
+    )
+    return tuple(group for group in groups if group.period)
 
 
 def num_stacked_layers(config) -> int:
@@ -86,7 +85,7 @@ def share_layers(config, params: dict) -> dict:
 def init_layers(key: jax.Array, config, dtype: str) -> dict:
     """Initializes the stacked parameters of the layers, whose hidden states have `dtype`."""
     layers = architecture_of(config).encoder_layers(config)
-    x, inputs = _smallest_inputs(config, dtype)
+    x, inputs = _dummy_inputs(config, dtype)
     layers = layers[:: config.num_layers // num_stacked_layers(config)]
     keys = jax.random.split(key, len(layers))
     found = {}  # Path of a parameter -> numbers of layers, and their values.
@@ -102,7 +101,7 @@ def init_layers(key: jax.Array, config, dtype: str) -> dict:
     return unflatten_dict(stacked)
 
 
-def _smallest_inputs(config, dtype: str) -> tuple:
+def _dummy_inputs(config, dtype: str) -> tuple:
     """Returns hidden states of one token, and what layers read beside them, all zeros."""
     architecture = architecture_of(config)
     embeddings = architecture.Embeddings(config, dtype, parent=None)
@@ -125,7 +124,8 @@ def run_layers(
 ):
     """Runs all layers on hidden states `[B, L, H]`; with int32 `[B, K]` positions: `[B, K, H]`.
 
-    `params` are stacked, `inputs` are what all layers read, and `dropout` is stacked over layers.
+    `params` and `dropout` are stacked over layers. `x` may be a tree of such hidden states, and
+    `inputs`, what all layers read beside them, is of any type: the architecture's layers take both.
     """
     if plan.path(config, jax.tree.leaves(x)[0].shape[1]) == "fast":
         return run_fast_path(plan, config, params, x, inputs, dropout, positions)
@@ -164,7 +164,7 @@ def layer_params(config, params: dict) -> list[dict]:
 
 
 class _Stack(NamedTuple):
-    """What the layers of a group have of their own: their parameters and dropout.
+    """The stacked parameters and dropout of the layers of a group.
 
     Attributes:
       arrays: ("params" or "dropout", *path) -> array or tree of arrays, with a leading axis of the
@@ -176,7 +176,7 @@ class _Stack(NamedTuple):
     owners: Mapping[tuple[str, ...], Sequence[int]]
 
 
-class _Own(NamedTuple):
+class _LayerVariables(NamedTuple):
     """The parameters and the dropout of one layer."""
 
     params: dict
@@ -214,7 +214,7 @@ def _split(
 @functools.lru_cache  # Traces each kind of layer.
 def layers_with(config) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Returns path of a parameter in a layer -> the numbers of the layers that have it."""
-    x, inputs = _smallest_inputs(config, "float32")
+    x, inputs = _dummy_inputs(config, "float32")
     found = {}
     paths = {}  # Kind of layer -> paths of its parameters.
     for number, layer in enumerate(architecture_of(config).encoder_layers(config)):
@@ -226,15 +226,18 @@ def layers_with(config) -> dict[tuple[str, ...], tuple[int, ...]]:
     return found
 
 
-def _unstack(stack: _Stack, num_layers: int) -> list[_Own]:
-    """Returns what each layer of a period has; the gradients of all are stacked once."""
-    own = [_Own({}, {}) for _ in range(num_layers)]
+def _unstack(stack: _Stack, num_layers: int) -> list[_LayerVariables]:
+    """Returns the variables of each layer of a period; the gradients of all are stacked once."""
+    kinds = {"params": [{} for _ in range(num_layers)], "dropout": [{} for _ in range(num_layers)]}
     for (kind, *path), tree in stack.arrays.items():
         leaves, structure = jax.tree.flatten(tree)
         parts = zip(*map(jnp.unstack, leaves), strict=True)
         for layer, part in zip(stack.owners[(kind, *path)], parts, strict=True):
-            getattr(own[layer], kind)[tuple(path)] = structure.unflatten(part)
-    return [_Own(unflatten_dict(params), unflatten_dict(dropout)) for params, dropout in own]
+            kinds[kind][layer][tuple(path)] = structure.unflatten(part)
+    return [
+        _LayerVariables(unflatten_dict(params), unflatten_dict(dropout))
+        for params, dropout in zip(*kinds.values(), strict=True)
+    ]
 
 
 def _run_group(
@@ -246,8 +249,8 @@ def _run_group(
 
     def run_period(x, arrays):
         outputs = []
-        all_own = _unstack(stack._replace(arrays=arrays), len(layers))
-        for run, own in zip(layers, all_own, strict=True):
+        variables = _unstack(stack._replace(arrays=arrays), len(layers))
+        for run, own in zip(layers, variables, strict=True):
             x = run(x, own)
             outputs.append(x)
         return x, jnp.stack(outputs) if keeps_outputs else None
@@ -269,12 +272,12 @@ def _layer_function(
     in_loop: bool,
     positions: jax.Array | None = None,
 ) -> Callable:
-    """Returns the function (hidden states, what a layer has) -> hidden states.
+    """Returns the function (hidden states, variables of the layer) -> hidden states.
 
     With positions, it returns the hidden states there.
     """
 
-    def run(x, own: _Own):
+    def run(x, own: _LayerVariables):
         variables = {"params": gather_data(own.params, jax.tree.leaves(x)[0].dtype)}
         if positions is None:
             return layer.apply(variables, x, inputs, own.dropout)

@@ -27,7 +27,7 @@ def activate(name: str, x: jax.Array) -> jax.Array:
     """Applies the activation `name`, one of `config.ACTIVATIONS`, to `x`."""
     if name in ("gelu", "gelu_tanh"):
         return gelu(name, x)
-    return {"relu": nn.relu, "tanh": jnp.tanh}[name](x)
+    return {"relu": nn.relu, "silu": nn.silu, "tanh": jnp.tanh}[name](x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

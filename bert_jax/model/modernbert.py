@@ -3,14 +3,15 @@
     tokens -> Embeddings -> EncoderLayer, num_layers times -> Last -> hidden states
         hidden states at the positions to predict -> MaskedLmHead -> logits over the vocabulary
 
-What differs from `model/bert.py`: positions rotate queries and keys (RoPE; Su et al., 2021) and are
-no vectors; LayerNorm precedes each sublayer, and follows the last one; the feed-forward layer is
-gated (GeGLU; Shazeer, 2020); two of three layers are local, in which a position sees only a window;
-no biases, no segments. In shapes, B is the number of rows of a batch, L the length of a row, H the
-hidden size, D the size of a head.
+What differs from `model/bert.py`: positions rotate queries and keys (RoPE; Su et al., 2021),
+instead of a table of positions; LayerNorm precedes each sublayer, and follows the last one; the
+feed-forward layer is gated (GeGLU; Shazeer, 2020); two of three layers are local, in which a
+position sees only a window; there are no biases and no segments. In shapes, B is the number of rows
+of a batch, L the length of a row, H the hidden size, D the size of a head.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
@@ -33,8 +34,8 @@ from bert_jax.model.layers import (
 )
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 
-# Layers, hidden size, heads and intermediate size: the paper's table 4, and the open models of
-# Ettin (Weller et al., 2025, table 1).
+# Layers, hidden size, heads and intermediate size: ModernBERT's paper, table 4, and the open models
+# of Ettin (Weller et al., 2025, table 1).
 SIZES = {
     "base": (22, 768, 12, 1152),
     "large": (28, 1024, 16, 2624),
@@ -45,6 +46,8 @@ SIZES = {
     "ettin-400m": (28, 1024, 16, 2624),
     "ettin-1b": (28, 1792, 28, 3840),
 }
+# In their last phases, all layers of Ettin have the same base; its models allow 7,999 tokens.
+ETTIN = {"local_rope_base": 160_000.0, "max_position_embeddings": 7999}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +64,17 @@ class ModernBertConfig:
     num_heads: int = 12
     intermediate_size: int = 1152
     max_position_embeddings: int = 8192
-    """The longest row. No parameter depends on it: longer ones were not trained."""
+    """The length up to which the model was trained; no parameter has this size."""
     attention_pattern: str = "gll"
     """Whether each layer is global (g) or local (l); repeated up to the number of layers."""
     attention_window: int = 128
-    """Tokens around its own that a position of a local layer sees: half of them on each side."""
+    """Window of local layers: a position sees half as many tokens on each side, and itself."""
     global_rope_base: float = 160_000.0
     local_rope_base: float = 10_000.0
     activation: str = "gelu"
-    """Of feed-forward layers, one of `ACTIVATIONS`."""
+    """Activation of feed-forward layers, one of `ACTIVATIONS`."""
     pooler_activation: str = "gelu"
-    """Of the pooler, and of the head for tokens."""
+    """Activation of the pooler, and of the head for tokens."""
     classifier_pooling: str = "cls"
     """What the pooler reads: the hidden state of [CLS] ("cls"), or the mean of all ("mean")."""
     attention_bias: bool = False
@@ -82,14 +85,15 @@ class ModernBertConfig:
     ties_embeddings: bool = True
     """Whether logits over the vocabulary share the table of token embeddings."""
     dropout_rate: float = 0.0
-    """In training, the dropout within the feed-forward layers."""
+    """Dropout rate within the feed-forward layers, in training, as all rates."""
     embedding_dropout_rate: float | None = None
-    """In training, the dropout of embeddings; None means `dropout_rate`."""
+    """Dropout rate of embeddings; None means `dropout_rate`."""
     attention_dropout_rate: float | None = None
-    """In training, of attention probabilities and of attention's output; None: `dropout_rate`."""
+    """Dropout rate of attention's probabilities and of its output; None means `dropout_rate`."""
     classifier_dropout_rate: float | None = None
-    """In training, before the last dense layer of a task; None means `dropout_rate`."""
+    """Dropout rate before the last dense layer of a task; None means `dropout_rate`."""
     causal: bool = False
+    """Each position attends only to itself and earlier ones of its sequence (left to right)."""
     initializer_range: float = 0.02
     layer_norm_epsilon: float = 1e-5
 
@@ -122,14 +126,19 @@ class ModernBertConfig:
     )
     """Fields that are known from a model's weights, and cannot be chosen anew."""
     pools_positions: ClassVar[bool] = True
-    """Whether heads that predict each position read it through the pooler."""
+    """Heads that predict each position apply the pooler to it, too."""
     pooler_in_lm_head: ClassVar[str] = "transform"
-    """The part of the head for tokens from which the pooler starts in fine-tuning."""
+    """The module of the head for tokens whose weights the pooler of a task starts from."""
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"ModernBertConfig.{name} must be at least 1, got {value}")
+        if self.max_position_embeddings < 1:
+            value = self.max_position_embeddings
+            raise ValueError(
+                f"ModernBertConfig.max_position_embeddings must be at least 1, got {value}"
+            )
         if self.hidden_size % (2 * self.num_heads):
             raise ValueError(
                 f"ModernBertConfig.hidden_size ({self.hidden_size}) must be a multiple of twice "
@@ -145,6 +154,9 @@ class ModernBertConfig:
                 f"ModernBertConfig.attention_pattern is {self.attention_pattern!r}: expected "
                 "letters g (global) and l (local), such as gll"
             )
+        # The same layers have the same pattern, however it is written.
+        pattern = repeated_pattern(self.attention_pattern, self.num_layers)
+        object.__setattr__(self, "attention_pattern", pattern)
         for name, allowed in (
             ("activation", ACTIVATIONS),
             ("pooler_activation", ACTIVATIONS),
@@ -174,7 +186,10 @@ class ModernBertConfig:
         """Returns a published size, one of `SIZES`, with `overrides`."""
         if size not in SIZES:
             raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
-        return cls(**(dict(zip(cls.size_fields, SIZES[size], strict=True)) | overrides))
+        fields = dict(zip(cls.size_fields, SIZES[size], strict=True))
+        if size.startswith("ettin"):
+            fields |= ETTIN
+        return cls(**(fields | overrides))
 
     @property
     def padded_vocab_size(self) -> int:
@@ -192,6 +207,16 @@ class ModernBertConfig:
     def is_global(self, layer: int) -> bool:
         """Returns whether a layer, counted from 0, sees whole sequences."""
         return self.attention_pattern[layer % len(self.attention_pattern)] == "g"
+
+
+def repeated_pattern(letters: str, num_layers: int) -> str:
+    """Returns the shortest string that says the same of `num_layers` when it is repeated."""
+    letters = "".join(itertools.islice(itertools.cycle(letters), num_layers))
+    return next(
+        letters[:size]
+        for size in range(1, num_layers + 1)
+        if all(letter == letters[i % size] for i, letter in enumerate(letters))
+    )
 
 
 class Embeddings(nn.Module):
@@ -225,7 +250,7 @@ class Rotation(NamedTuple):
     sines: jax.Array
 
 
-class Inputs(NamedTuple):
+class SharedInputs(NamedTuple):
     """What all layers read beside the hidden states."""
 
     mask: AttentionMask
@@ -234,18 +259,18 @@ class Inputs(NamedTuple):
 
 
 class LayerInputs(nn.Module):
-    """Builds `Inputs` from a batch."""
+    """Builds `SharedInputs` from a batch."""
 
     config: ModernBertConfig
 
-    def __call__(self, batch: dict[str, jax.Array]) -> Inputs:
+    def __call__(self, batch: dict[str, jax.Array]) -> SharedInputs:
         config = self.config
         head_dim = config.hidden_size // config.num_heads
         rotations = (
             rotation(batch["position_ids"], base, head_dim)
             for base in (config.global_rope_base, config.local_rope_base)
         )
-        return Inputs(AttentionMask(batch["sequence_ids"], config.causal), *rotations)
+        return SharedInputs(AttentionMask(batch["sequence_ids"], config.causal), *rotations)
 
 
 def rotation(position_ids: jax.Array, base: float, head_dim: int) -> Rotation:
@@ -260,8 +285,8 @@ def rotate(x: jax.Array, by: Rotation, num_heads: int) -> jax.Array:
     heads = x.reshape(*x.shape[:2], num_heads, -1).astype(jnp.float32)
     first, second = jnp.split(heads, 2, axis=-1)
     cosines, sines = by.cosines[:, :, None], by.sines[:, :, None]
-    turned = first * cosines - second * sines, second * cosines + first * sines
-    return jnp.concatenate(turned, axis=-1).reshape(x.shape).astype(x.dtype)
+    rotated = first * cosines - second * sines, second * cosines + first * sines
+    return jnp.concatenate(rotated, axis=-1).reshape(x.shape).astype(x.dtype)
 
 
 class EncoderLayer(nn.Module):
@@ -294,7 +319,7 @@ class EncoderLayer(nn.Module):
         self.query = Dense(size, initial, has_bias=has_bias)
         self.key = Dense(size, initial, has_bias=has_bias)
         self.value = Dense(size, initial, has_bias=has_bias)
-        # Computes what Dense computes; `model/layers.py` says how they differ.
+        # A dense layer that is sharded over `tensor` along its inputs.
         self.attention_output = RowParallelDense(size, config.output_range, has_bias=has_bias)
         has_bias = config.feed_forward_bias
         self.feed_forward_norm = norm(config)
@@ -302,11 +327,11 @@ class EncoderLayer(nn.Module):
         self.gate = Dense(inner, initial, has_bias=has_bias)
         self.output = RowParallelDense(size, config.output_range, has_bias=has_bias)
 
-    def __call__(self, x: jax.Array, inputs: Inputs, dropout: LayerDropout) -> jax.Array:
+    def __call__(self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout) -> jax.Array:
         """Maps hidden states `[B, L, H]` to those after this layer."""
         return self.finish(x, self.attend(x, inputs, dropout), dropout)
 
-    def attend(self, x: jax.Array, inputs: Inputs, dropout: LayerDropout) -> jax.Array:
+    def attend(self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout) -> jax.Array:
         """Returns the weighted values of all heads, joined, `[B, L, H]`."""
         query, key, value = self._projections(x, inputs)
         return attention(
@@ -327,7 +352,7 @@ class EncoderLayer(nn.Module):
         y = self.output(apply_dropout(y, dropout.get("feed_forward")))
         return x + y
 
-    def scores(self, x: jax.Array, inputs: Inputs) -> tuple[jax.Array, AttentionMask]:
+    def scores(self, x: jax.Array, inputs: SharedInputs) -> tuple[jax.Array, AttentionMask]:
         """Returns attention scores, float32 `[B, heads, L, L]`, and the mask of their softmax."""
         query, key, _ = self._projections(x, inputs)
         return scaled_scores(query, key, self.config.num_heads), self._mask(inputs)
@@ -339,7 +364,7 @@ class EncoderLayer(nn.Module):
         query, key = (rotate(y, by, self.config.num_heads) for y in (self.query(x), self.key(x)))
         return query, key, self.value(x)
 
-    def _mask(self, inputs: Inputs) -> AttentionMask:
+    def _mask(self, inputs: SharedInputs) -> AttentionMask:
         if self.is_global:
             return inputs.mask
         return inputs.mask.with_window(self.config.attention_window // 2)

@@ -3,15 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bert_jax.model.modernbert import ModernBertConfig
-from bert_jax.model.transformers_format import HeadNames, TransformersFormat
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-"""Names of activations in transformers -> in `ModernBertConfig`."""
+from bert_jax.model.transformers_format import ACTIVATIONS, HeadNames, TransformersFormat
 
 # Fields of `ModernBertConfig` -> keys of `config.json`.
 _KEYS = {
@@ -36,12 +28,8 @@ _KEYS = {
     "initializer_range": "initializer_range",
     "layer_norm_epsilon": "norm_eps",
 }
-# Fields whose default in transformers is another.
-_DEFAULTS = {
-    "embedding_dropout_rate": 0.0,
-    "attention_dropout_rate": 0.0,
-    "classifier_dropout_rate": 0.0,
-}
+# Fields whose default is 0 in transformers; here it is that of `dropout_rate`.
+_OTHER_RATES = ("embedding_dropout_rate", "attention_dropout_rate", "classifier_dropout_rate")
 _ACTIVATION_KEYS = {
     "activation": "hidden_activation",
     "pooler_activation": "classifier_activation",
@@ -59,10 +47,7 @@ def config_from_json(values: Mapping) -> ModernBertConfig:
     fields = {field: values[key] for field, key in _KEYS.items() if key in values}
     for field, value in fields.items():
         default = getattr(ModernBertConfig, field)
-        kind = str if isinstance(default, str) else int | float  # As bool is.
-        if not isinstance(value, kind):
-            expected = "a string" if kind is str else "a number"
-            raise ValueError(f"config.json: {_KEYS[field]} is {value!r}, expected {expected}")
+        _check_type(_KEYS[field], value, float if default is None else type(default))
     for field, key in _ACTIVATION_KEYS.items():
         name = values.get(key, "gelu")
         if name not in ACTIVATIONS:
@@ -73,13 +58,13 @@ def config_from_json(values: Mapping) -> ModernBertConfig:
     fields["global_rope_base"] = _rope_base(values, "full_attention", "global_rope_theta", 160e3)
     fields["local_rope_base"] = _rope_base(values, "sliding_attention", "local_rope_theta", 10e3)
     try:
-        return ModernBertConfig(**_DEFAULTS | fields)
-    except (TypeError, ValueError) as error:
+        return ModernBertConfig(**dict.fromkeys(_OTHER_RATES, 0.0) | fields)
+    except ValueError as error:
         raise ValueError(f"config.json: {error}") from None
 
 
 def _pattern(values: Mapping) -> str:
-    """Returns `attention_pattern`: of `layer_types`, or of the key that they had before."""
+    """Returns `attention_pattern`: of `layer_types`, or of the older key."""
     types = values.get("layer_types")
     if types is None:
         every = values.get("global_attn_every_n_layers", 3)
@@ -97,37 +82,51 @@ def _pattern(values: Mapping) -> str:
             f"config.json: layer_types has {len(types)} entries for {num_layers} layers "
             "(num_hidden_layers)"
         )
-    return _shortest_period("".join(letters[name] for name in types))
+    return "".join(letters[name] for name in types)
 
 
-def _shortest_period(letters: str) -> str:
-    """Returns the shortest string of which `letters` are the beginning of repetitions."""
-    sizes = range(1, len(letters) + 1)
-    return next(
-        letters[:size]
-        for size in sizes
-        if all(letter == letters[i % size] for i, letter in enumerate(letters))
-    )
+def _check_type(key: str, value, kind: type) -> None:
+    """Raises ValueError for a value of `config.json` of another kind; 1 is a float, too."""
+    allowed = {float: (int, float), int: (int,)}.get(kind, (kind,))
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        names = {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}
+        raise ValueError(f"config.json: {key} is {value!r}, expected {names[kind]}")
 
 
 def _rope_base(values: Mapping, layer_type: str, old_key: str, default: float) -> float:
     """Returns the base of the rotations of a type of layers; refuses other kinds of rotation."""
-    parameters = (values.get("rope_parameters") or {}).get(layer_type) or {}
+    parameters = values.get("rope_parameters") or {}
+    if unknown := sorted(set(parameters) - set(_LAYER_TYPES.values())):
+        expected = f"expected one entry for each of {' and '.join(_LAYER_TYPES.values())}"
+        raise ValueError(f"config.json: rope_parameters has {', '.join(unknown)}, {expected}")
+    own, key = parameters.get(layer_type) or {}, f"rope_parameters.{layer_type}"
     for name, found in (
-        (f"rope_parameters.{layer_type}.rope_type", parameters.get("rope_type", "default")),
+        (f"{key}.rope_type", own.get("rope_type", "default")),
         ("rope_scaling", values.get("rope_scaling")),
     ):
         if found not in (None, "default"):
             raise ValueError(f"config.json: {name} is {found!r}: only 'default' is supported")
-    return float(parameters.get("rope_theta", values.get(old_key, default)))
+    if unknown := sorted(set(own) - {"rope_type", "rope_theta"}):
+        raise ValueError(f"config.json: {key} has {', '.join(unknown)}: it is not supported")
+    for name, base in (
+        (f"{key}.rope_theta", own.get("rope_theta")),
+        (old_key, values.get(old_key)),
+    ):
+        if base is not None:
+            _check_type(name, base, float)
+            return float(base)
+    # In transformers 4, no base of local layers meant that of global ones.
+    if old_key in values and old_key == "local_rope_theta":
+        return _rope_base(values, "full_attention", "global_rope_theta", 160e3)
+    return default
 
 
 def config_to_json(config: ModernBertConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # The first of each.
     values = {"model_type": "modernbert"}
     values |= {key: getattr(config, field) for field, key in _KEYS.items()}
-    for field in ("embedding_dropout_rate", "attention_dropout_rate", "classifier_dropout_rate"):
+    for field in _OTHER_RATES:
         if getattr(config, field) is None:
             values[_KEYS[field]] = config.dropout_rate
     values |= {key: names[getattr(config, field)] for field, key in _ACTIVATION_KEYS.items()}

@@ -3,6 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+"""Names of activations in transformers -> in `model.config.ACTIVATIONS`."""
+
 
 class HeadNames(NamedTuple):
     """How a class of transformers names the layers of a task's head.
@@ -21,15 +32,16 @@ class TransformersFormat(NamedTuple):
 
     Attributes:
       class_prefix: what the names of its classes begin with, such as "Bert".
-      prefix: of the encoder's tensors in a model with a head.
+      prefix: the prefix of the encoder's tensors in a model with a head.
       names: paths of parameters or of their modules -> names in transformers, without ".weight" or
         ".bias". `{layer}` stands for one tensor per layer.
-      parts: path of a module -> (i, n): it is the i-th of n equal parts of the tensor, along the
-        outputs. The others are other modules with the same name.
+      parts: modules that are fused into one tensor, by path -> (index, number of parts), equal
+        ones along the axis of outputs.
       padded: paths of parameters whose first axis is the vocabulary, which we pad to whole tiles.
       tied: tensors that may be stored in addition to the original, or instead of it -> original.
-      heads: end of the name of a class with a task's head, as in `Head.transformers` -> its names.
-      headless: heads of pre-training that a model has -> its class, without a task's head.
+      heads: suffix of the name of a class with a task's head, as in `Head.transformers` -> its
+        names.
+      headless: tuple of heads of pre-training -> name of the class that has these, and no task's.
       config_from_json: (contents of `config.json`) -> model config; raises ValueError for what is
         not supported.
       config_to_json: (model config) -> the same contents, but for the class and the head.

@@ -187,7 +187,7 @@ def test_vocabulary_of_the_weights_may_be_larger_than_the_tokenizer_s(tmp_path):
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
-        ({"hidden_act": "silu"}, "hidden_act is 'silu'"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'"),
         ({"model_type": "roberta", "pad_token_id": 0}, "pad_token_id is 0"),
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num is 2"),
         ({"position_embedding_type": "relative_key"}, "expected 'absolute'"),

@@ -9,6 +9,7 @@ from bert_jax.model.attention import LONGEST_PLAIN_ROW, attention
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.blocked_attention import BLOCK, SPAN, blocked_attention
 from bert_jax.model.dropout import Dropout, attention_dropout
+from bert_jax.model.execution import ExecutionPlan
 
 BATCH, HEADS, HEAD_DIM = 2, 2, 4
 
@@ -111,6 +112,25 @@ def test_gradient_keeps_no_array_of_pairs(window):
     compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(query, key, value).compile()
     pairs = BATCH * HEADS * length**2 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < pairs / 2
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_remat_of_all_but_products_saves_the_result_and_runs_the_loop_once(window):
+    """The policy sees the products within the loop, and must not save them, of all pairs."""
+    length = 2 * SPAN
+    x = jnp.ones((BATCH, length, HEADS * HEAD_DIM))
+    mask = AttentionMask(jnp.ones((BATCH, length), jnp.int32), window=window)
+
+    def layer(x):
+        return jnp.tanh(attention(x, x, x, mask, num_heads=HEADS))
+
+    function = ExecutionPlan(remat="dots").with_remat(layer, in_loop=True)
+    _, backward = jax.vjp(function, x)
+    shapes = {leaf.shape for leaf in jax.tree.leaves(backward) if leaf.ndim == 4}
+    assert shapes == {(BATCH, HEADS, length, HEAD_DIM), (BATCH, HEADS, length, 1)}
+    text = str(jax.make_jaxpr(lambda x, dy: jax.vjp(function, x)[1](dy))(x, x))
+    # Forward: of weights and of the rescaling; backward: of the probabilities.
+    assert text.count(" = exp ") <= 3
 
 
 def test_attention_of_long_rows_equals_that_of_short_ones():

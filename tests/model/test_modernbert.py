@@ -50,7 +50,7 @@ def test_invalid_model_config_is_an_error(fields, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ({"hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'"),
         ({"layer_types": ["full_attention"], "num_hidden_layers": 2}, "1 entries for 2 layers"),
         ({"layer_types": ["chunked"], "num_hidden_layers": 1}, "layer_types has chunked"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0"),
@@ -60,6 +60,17 @@ def test_invalid_model_config_is_an_error(fields, message):
             "rope_parameters.full_attention.rope_type is 'yarn'",
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling is"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}},
+            "rope_parameters has rope_",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4, "factor": 4}}},
+            "rope_parameters.full_attention has factor",
+        ),
+        ({"local_rope_theta": "x"}, "local_rope_theta is 'x', expected a number"),
+        ({"hidden_size": 768.0}, "hidden_size is 768.0, expected a whole number"),
+        ({"mlp_bias": 1}, "mlp_bias is 1, expected true or false"),
         ({"hidden_size": "768"}, "hidden_size"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
@@ -75,6 +86,7 @@ def test_config_json_with_an_unsupported_switch_is_an_error(values, message):
         {},
         {"attention_pattern": "gl", "num_layers": 5, "attention_window": 64},
         {"attention_pattern": "lgg", "num_layers": 4, "global_rope_base": 1e6},
+        {"num_layers": 2, "pooler_activation": "tanh", "activation": "silu"},
         {"dropout_rate": 0.1, "classifier_pooling": "mean", "ties_embeddings": False},
     ],
     ids=str,
@@ -84,10 +96,22 @@ def test_model_config_is_the_same_after_config_json(fields):
     again = config_from_json(config_to_json(config))
     pattern = [config.is_global(layer) for layer in range(config.num_layers)]
     assert [again.is_global(layer) for layer in range(again.num_layers)] == pattern
+    assert again.attention_pattern == config.attention_pattern
     for name in ("embedding_dropout_rate", "attention_dropout_rate"):
         assert getattr(again, name) == config.dropout_rate
-    fixed = [name for name in config.fixed_fields if name != "attention_pattern"]
+    fixed = config.fixed_fields
     assert [getattr(again, name) for name in fixed] == [getattr(config, name) for name in fixed]
+
+
+def test_local_base_of_null_is_that_of_global_layers():
+    config = config_from_json({"local_rope_theta": None, "global_rope_theta": 5e4})
+    assert config.local_rope_base == config.global_rope_base == 5e4
+
+
+def test_sizes_of_ettin_have_one_base_and_fewer_positions():
+    config = ModernBertConfig.named("ettin-32m", vocab_size=50)
+    assert (config.local_rope_base, config.max_position_embeddings) == (160e3, 7999)
+    assert (config.num_layers, config.hidden_size, config.intermediate_size) == (10, 384, 576)
 
 
 def test_local_layers_count_the_flops_of_their_window():
