@@ -399,22 +399,23 @@ FAMILIES = {
 
 # `model_type` of unsupported encoders -> why they are not read, and the nearest alternative.
 _PRE_LAYER_NORM = "its LayerNorm comes before each sublayer. Nearest: "
-_ROTARY = "it has rotary positions, and layers that differ from BERT's. Nearest: "
+_ROTARY = "it has rotary positions, and layers that differ from ModernBERT's. Nearest: "
 _RELATIVE = "its attention has relative positions. Nearest: "
+_LONG = "Nearest: ModernBERT-base, for up to 8,192 tokens"
 UNSUPPORTED = {
     "xlm-roberta-xl": f"{_PRE_LAYER_NORM}xlm-roberta-large",
     "roberta-prelayernorm": f"{_PRE_LAYER_NORM}roberta-base",
     "megatron-bert": f"{_PRE_LAYER_NORM}bert-large",
-    "nomic_bert": f"{_ROTARY}bert-base, or a BERT of sentence-transformers",
-    "eurobert": f"{_ROTARY}xlm-roberta-base",
+    "nomic_bert": f"{_ROTARY}ModernBERT-base, or a BERT of sentence-transformers",
+    "eurobert": f"{_ROTARY}ModernBERT-base, or xlm-roberta-base for other languages",
     "jina_embeddings_v3": f"{_ROTARY}xlm-roberta-base",
     "esm": f"{_ROTARY}a BERT pre-trained here on the same sequences",
     "roformer": f"{_ROTARY}a BERT of the same language",
     "deberta": f"{_RELATIVE}roberta-base",
     "deberta-v2": f"{_RELATIVE}roberta-base, or xlm-roberta-base for other languages",
     "mpnet": f"{_RELATIVE}roberta-base, or all-MiniLM-L6-v2 of sentence-transformers, a BERT",
-    "longformer": "its attention is windowed. Nearest: roberta-base, for up to 512 tokens",
-    "big_bird": "its attention is block-sparse. Nearest: bert-base, for up to 512 tokens",
+    "longformer": f"its attention is windowed, with global tokens. {_LONG}",
+    "big_bird": f"its attention is block-sparse. {_LONG}",
     "mobilebert": "its layers have bottlenecks. Nearest: the distilbert and tinybert models",
     "rembert": "its output embeddings are not tied. Nearest: xlm-roberta-base",
     "convbert": "its layers have convolutions. Nearest: electra",
