@@ -285,6 +285,10 @@ def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causa
     if "size" in fields:
         named = config_class.named(fields.pop("size"), **fields)
         fields |= {name: getattr(named, name) for name in config_class.size_fields}
+        # Other fields that this size sets, such as Ettin's rotations.
+        for field in dataclasses.fields(named):
+            if getattr(named, field.name) != field.default:
+                fields[field.name] = getattr(named, field.name)
     elif (
         source is None
         and hasattr(config_class, "named")

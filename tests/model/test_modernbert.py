@@ -11,9 +11,11 @@ import bert_jax
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.modernbert import ModernBertConfig, flops_per_row
 from bert_jax.model.modernbert_names import config_from_json, config_to_json
+from bert_jax.training.pretrain_setup import make_model_config
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
 from tests.helpers.runs import small_config
 
@@ -112,6 +114,9 @@ def test_sizes_of_ettin_have_one_base_and_fewer_positions():
     config = ModernBertConfig.named("ettin-32m", vocab_size=50)
     assert (config.local_rope_base, config.max_position_embeddings) == (160e3, 7999)
     assert (config.num_layers, config.hidden_size, config.intermediate_size) == (10, 384, 576)
+    run = bert_tiny.get_config()
+    run.model = {"architecture": "modernbert", "size": "ettin-32m"}
+    assert make_model_config(run, 50) == config
 
 
 def test_local_layers_count_the_flops_of_their_window():
