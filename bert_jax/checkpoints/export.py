@@ -31,7 +31,7 @@ from bert_jax.tokenizers.tokenizer import LibraryTokenizer, Tokenizer, load_toke
 
 
 def save_huggingface(
-    directory: pathlib.Path,
+    directory: str | pathlib.Path,
     params: Mapping,
     settings: Mapping,
     tokenizer: Tokenizer,
@@ -48,6 +48,7 @@ def save_huggingface(
     if not isinstance(tokenizer, LibraryTokenizer):
         raise ValueError("a SentencePiece model cannot be exported: use --to=native")
     config, head = config_from_settings(settings), settings.get("head") or {}
+    directory = pathlib.Path(directory)
     if format_of(config) is None:
         raise ValueError(f"transformers has no format for the architecture {config.architecture}")
     params, head = _with_target_scale(_without_own_heads(params, config, head), head)
@@ -80,7 +81,11 @@ def save_huggingface(
 
 def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> dict:
     """Returns the parameters of the encoder, of its heads for tokens and pairs, and of the task."""
+    named = format_of(config).names
     known = {path.partition("/")[0] for path in parameter_shapes(config, head)}
+    for name in PRETRAINING_HEADS:
+        if not any(f"{path}/".startswith(f"{name}/") for path in named):
+            known.discard(name)
     if own := sorted(params.keys() - known - {"generator"}):
         reason = "used in pre-training only, and transformers has no such head"
         logging.warning("not exported: %s; %s", ", ".join(own), reason)

@@ -278,9 +278,13 @@ def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causa
     known = {field.name for field in dataclasses.fields(config_class)}
     if hasattr(config_class, "named"):
         known.add("size")
-    unknown = set(fields) - known
+    # If the weights choose the architecture, fields of others are None.
+    stated = config.model if "architecture" in given else fields
+    unknown = set(stated) - known - {"architecture", *EXECUTION_FIELDS}
     if unknown:
         fix = "in a configuration of your own, set config.model to the fields that it has"
+        if name == "modernbert":
+            fix = f"start from configs/pretrain/modernbert_base.py, or {fix}"
         raise ValueError(f"config.model.{min(unknown)}: {name} has no such field: {fix}")
     if "size" in fields:
         named = config_class.named(fields.pop("size"), **fields)

@@ -214,6 +214,31 @@ OPTIONAL = {
     "model.position_offset": Field(0, "Rows of the position table before the first token's."),
     "model.pooler_activation": Field("tanh", "Of the dense layer below a classifier."),
 }
+# The model config of ModernBERT, in place of BERT's fields that begin with "model.".
+MODERNBERT = {
+    "model.architecture": Field("modernbert", TRAINING["model.architecture"].meaning),
+    "model.size": Field("base", "Sets the next four. None: the size of `init_from`."),
+    **{
+        f"model.{name}": Field(None, "None: set by `size`.", kind=int)
+        for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size")
+    },
+    "model.attention_pattern": Field(
+        "gll", "Global (g) and local (l) layers, repeated up to the number of layers."
+    ),
+    "model.attention_window": Field(
+        128, "Window of local layers: they see half as many tokens on each side."
+    ),
+    "model.global_rope_base": Field(None, "Of the rotations in global layers.", kind=float),
+    "model.local_rope_base": Field(None, "Of the rotations in local layers.", kind=float),
+    "model.dropout_rate": Field(0.0, "Within feed-forward layers."),
+    "model.embedding_dropout_rate": Field(None, "None: dropout_rate.", kind=float),
+    "model.attention_dropout_rate": Field(
+        None, "Of attention's probabilities and output. None: dropout_rate.", kind=float
+    ),
+    "model.initializer_range": TRAINING["model.initializer_range"],
+    "model.layer_norm_epsilon": Field(1e-5, "Added to the variance in LayerNorm."),
+    "model.max_position_embeddings": Field(None, "Tokens of the longest sequence.", kind=int),
+}
 # Of objective "replaced_tokens" (ELECTRA).
 GENERATOR = {
     "generator.hidden_fraction": Field(
@@ -229,7 +254,7 @@ GENERATOR = {
 }
 
 # Every known field, in whichever configuration.
-KNOWN = FIELDS | OPTIONAL | GENERATOR
+KNOWN = MODERNBERT | FIELDS | OPTIONAL | GENERATOR
 
 # Those that may differ when a run is resumed.
 MAY_CHANGE = PATHS.keys() | RUNNING.keys()

@@ -11,7 +11,7 @@ import bert_jax
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.configs.finetune import text_classification
-from bert_jax.configs.pretrain import bert_tiny
+from bert_jax.configs.pretrain import bert_tiny, modernbert_base
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.modernbert import ModernBertConfig, flops_per_row
 from bert_jax.model.modernbert_names import config_from_json, config_to_json
@@ -119,6 +119,18 @@ def test_sizes_of_ettin_have_one_base_and_fewer_positions():
     assert make_model_config(run, 50) == config
 
 
+def test_fields_of_bert_are_not_taken_for_those_of_modernbert():
+    """BERT's rows of 512 and its dropout would otherwise pass silently."""
+    config = bert_tiny.get_config()
+    config.model.architecture, config.model.size = "modernbert", "base"
+    with pytest.raises(ValueError, match=r"embedding_size: .*configs/pretrain/modernbert_base\.py"):
+        make_model_config(config, 100)
+    config = modernbert_base.get_config()
+    assert make_model_config(config, 50368) == ModernBertConfig()
+    config.model.size = "ettin-17m"
+    assert make_model_config(config, 100) == ModernBertConfig.named("ettin-17m", vocab_size=100)
+
+
 def test_local_layers_count_the_flops_of_their_window():
     config = ModernBertConfig(num_layers=3, attention_pattern="gll")
     all_global = ModernBertConfig(num_layers=3, attention_pattern="g")
@@ -150,10 +162,12 @@ def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
     corpus = build_small_corpus(tmp_path, write_vocabulary(tmp_path / "vocab.txt"))
     config = small_config(corpus)
     with config.unlocked():
-        config.model, config.next_sentence = SMALL, False
+        config.model = SMALL  # With a head for pairs, which is not exported.
         config.mesh = {"data": 2, "fsdp": 2, "tensor": 2}
     pretrain.train_and_evaluate(config, tmp_path / "pretrained")
     model = bert_jax.load(tmp_path / "pretrained")
+    save_huggingface(str(tmp_path / "mlm"), model.params, model.settings, model.tokenizer)
+    assert bert_jax.load(tmp_path / "mlm").fill_mask("the [MASK]") == model.fill_mask("the [MASK]")
     assert isinstance(model.config, ModernBertConfig) and len(model.fill_mask("the [MASK]")) == 5
     maps = model.attention("the river a town the river a town the river").probabilities
     assert maps.shape[0] == 4 and np.abs(maps.sum(-1) - 1).max() < 1e-5
