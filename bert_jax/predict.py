@@ -13,7 +13,6 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
-import importlib
 import json
 import os
 import pathlib
@@ -38,7 +37,7 @@ from bert_jax.runtime import command_line
 from bert_jax.runtime.config_fields import AT_LEAST_1, Field
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.main import check_devices, limit_logging
-from bert_jax.runtime.named_modules import import_part
+from bert_jax.runtime.named_modules import import_modules, import_part
 from bert_jax.tasks.task import Predictor, TrainedHead
 
 ALL_DEVICES = 0
@@ -231,8 +230,7 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # Cleans up.
     options = {name: values[name].value for name in OPTIONS if values[name].value is not None}
     try:
-        for name in values["import"].value:
-            importlib.import_module(name)
+        import_modules(values["import"].value)
         check_devices()
         scores = predict(
             values.model,

@@ -11,7 +11,6 @@ converted bi-encoder or cross-encoder can also be read by sentence-transformers.
 Face's DST has a README.md, a model card with the run's scores; fill in the marked fields.
 """
 
-import importlib
 import json
 import os
 import pathlib
@@ -29,6 +28,7 @@ from bert_jax.checkpoints.parameters import format_report
 from bert_jax.checkpoints.read import generator_of, read_model
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
+from bert_jax.runtime.named_modules import import_modules
 
 TO = flags.DEFINE_enum("to", None, ["native", "huggingface"], "Format of DST.", required=True)
 GENERATOR = flags.DEFINE_bool(
@@ -95,8 +95,7 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     source, destination = (pathlib.Path(argument).absolute() for argument in argv[1:])
     try:
-        for name in IMPORT.value:
-            importlib.import_module(name)
+        import_modules(IMPORT.value)
         convert(source, destination, TO.value, GENERATOR.value, ALLOW_NON_FINITE.value)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"convert_checkpoint: {describe_error(error)}")

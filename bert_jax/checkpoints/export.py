@@ -184,7 +184,7 @@ def _config_json(config, head: Mapping, params: Mapping) -> dict:
     if modules in stored.headless:
         values["architectures"] = [stored.headless[modules]]
     elif not head:
-        raise ValueError(f"transformers' {name} has no class with these heads")
+        raise ValueError(f"transformers' {name} has no class with the heads {', '.join(modules)}")
     if config.causal and not stored.causal_class:
         raise ValueError(f"transformers' {name} has no class that reads left to right")
     if config.causal and "mlm" in params:
@@ -195,7 +195,8 @@ def _config_json(config, head: Mapping, params: Mapping) -> dict:
         form = find_head(head).transformers
         if not form:
             lstm = " with a BiLSTM" * ("lstm" in params)
-            raise ValueError(f"transformers has no head for {head['task']}{lstm}")
+            own = ": its HEAD has transformers=None" * (head["task"] not in HEADS)
+            raise ValueError(f"transformers has no head for {head['task']}{lstm}{own}")
         values["architectures"] = [stored.class_prefix + form.class_suffix]
         if not form.labels:
             values["id2label"] = dict(enumerate(head["labels"]))

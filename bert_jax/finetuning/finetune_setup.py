@@ -203,4 +203,4 @@ def check_trains(config: ConfigDict) -> None:
     if not config.data.get("train", True):
         raise ValueError(f"no training data: set config.data.train=FILE; {TO_PREDICT}")
     if not config.num_epochs:
-        raise ValueError(f"config.num_epochs=0: expected more; {TO_PREDICT}")
+        raise ValueError(f"config.num_epochs=0: expected more than 0; {TO_PREDICT}")

@@ -3,7 +3,21 @@
 import importlib
 import pkgutil
 import sys
+from collections.abc import Iterable
 from types import ModuleType
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Imports the modules of the flag --import. Raises ValueError for one that is not found."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):  # Something that the module imports.
+                raise
+            raise ValueError(
+                f"--import={name}: not found: expected it on the Python path"
+            ) from None
 
 
 def import_part(package: str, name: str, offers: str, only_imported: bool = False) -> ModuleType:
