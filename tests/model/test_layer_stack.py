@@ -57,7 +57,7 @@ def make_batch(length: int = 12) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 7, 8])
+@pytest.mark.parametrize("num_layers", [2, 7])  # Without a loop, and one of two periods.
 def test_loops_over_periods_equal_unrolled_layers(num_layers):
     config = ModernBertConfig(num_layers=num_layers, attention_window=4, **SIZES)
     batch = make_batch()
@@ -92,7 +92,8 @@ def test_loops_over_periods_equal_unrolled_layers(num_layers):
 
 def test_initial_parameters_differ_between_layers_that_are_alike():
     config = ModernBertConfig(num_layers=5, **SIZES)
-    params = Encoder(config).init(jax.random.key(0), make_batch())["params"]["layers"]
+    init = jax.jit(Encoder(config).init)
+    params = init(jax.random.key(0), make_batch())["params"]["layers"]
     assert params["attention_norm"]["scale"].shape == (4, 16)
     kernels = params["query"]["kernel"]
     assert kernels.shape == (5, 16, 16)
