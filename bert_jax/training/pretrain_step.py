@@ -38,20 +38,20 @@ def make_pretrain_step(
     num_microbatches: int = 1,
     overlap_collectives: bool = False,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Builds the jitted (state, rows, frozen=None) -> (state, metrics), which donates the state.
+    """Returns the jitted `update_step(state, rows, frozen=None)` -> (state, metrics).
 
-    The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective`.
-    `loss` is the objective's total of its losses; each is a mean over the global batch, whatever
-    the number of devices and microbatches. Masks are a function of (seed, row, epoch), dropout of
-    (seed, step, index of the row in the batch): a resumed run draws what an uninterrupted one would
-    have drawn, on any mesh.
+    It donates the state. The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums`
+    of the `objective`. `loss` is the objective's total of its losses; each is a mean over the
+    global batch, whatever the number of devices and microbatches. Masks are a function of (seed,
+    row, epoch), dropout of (seed, step, index of the row in the batch): a resumed run draws what an
+    uninterrupted one would have drawn, on any mesh.
 
     `frozen` has the parameters that the objective reads but does not train, such as a teacher's.
     They are an argument, because the compiler would store them in the program as constants.
 
     With `overlap_collectives`, each layer gathers its weight matrices, which `shardings` shard over
-    `data`, and reduces their gradients while other layers are computed. Logs the reason if they
-    cannot.
+    `data`, and reduces their gradients while other layers are computed; if the step cannot, the
+    reason is logged.
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
@@ -134,12 +134,11 @@ def gradients_of_shard(model, objective, num_microbatches, params, batch, counts
 
 
 def step_dropout(model_config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout | None:
-    """Returns the dropout of a step at the rates of `model_config`; None if both are 0."""
-    if not (model_config.dropout_rate or model_config.attention_dropout_rate):
+    """Returns the dropout of a step at the rates of `model_config`; None if all are 0."""
+    rate, attention_rate = model_config.dropout_rate, model_config.attention_dropout_rate
+    if not (rate or attention_rate or getattr(model_config, "embedding_dropout_rate", None)):
         return None
-    return Dropout(
-        key, batch["dropout_rows"], model_config.dropout_rate, model_config.attention_dropout_rate
-    )
+    return Dropout(key, batch["dropout_rows"], rate, attention_rate)
 
 
 def make_eval_step(

@@ -16,6 +16,7 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.modernbert import ModernBertConfig, flops_per_row
 from bert_jax.model.modernbert_names import config_from_json, config_to_json
 from bert_jax.training.pretrain_setup import make_model_config
+from bert_jax.training.pretrain_step import step_dropout
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
 from tests.helpers.runs import small_config
 
@@ -103,6 +104,24 @@ def test_model_config_is_the_same_after_config_json(fields):
         assert getattr(again, name) == config.dropout_rate
     fixed = config.fixed_fields
     assert [getattr(again, name) for name in fixed] == [getattr(config, name) for name in fixed]
+
+
+@pytest.mark.parametrize("name", ["dropout_rate", "embedding_dropout_rate"])
+def test_each_rate_of_dropout_has_an_effect_in_training(name):
+    rates = {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+    rows, key = {"dropout_rows": np.arange(2)}, jax.random.key(0)
+    assert step_dropout(ModernBertConfig(**rates), rows, key) is None
+    config = ModernBertConfig(50, 16, 2, 2, intermediate_size=8, **rates | {name: 0.5})
+    tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
+    names = ("tokens", "position_ids", "segment_ids", "sequence_ids")
+    batch = dict.fromkeys(names, np.ones_like(tokens)) | {"tokens": tokens}
+    encoder = Encoder(config)
+    params = jax.jit(encoder.init)(key, batch)["params"]
+    states, dropped = (
+        encoder.apply({"params": params}, batch, each)
+        for each in (None, step_dropout(config, rows, key))
+    )
+    assert np.abs(states - dropped).max() > 1e-4
 
 
 def test_local_base_of_null_is_that_of_global_layers():
