@@ -194,12 +194,18 @@ def test_frozen_encoder_does_not_change(tagger, weights):
 @pytest.mark.parametrize("tagger", [feature_based], indirect=True)
 def test_head_with_other_features_or_size_is_an_error(tagger):
     _, _, model = tagger
-    assert "head" in initial_params(model.params, model.head, model.head, new_head=False)
+    assert "head" in initial_params(
+        model.params, model.config, model.head, model.head, new_head=False
+    )
     for change in ({"features": "last"}, {"lstm_size": 16}):
         ((name, value),) = change.items()
         with pytest.raises(ValueError, match=f"a head with {name}={model.head[name]}.* {value}:"):
-            initial_params(model.params, model.head, model.head | change, new_head=False)
-        params = initial_params(model.params, model.head, model.head | change, new_head=True)
+            initial_params(
+                model.params, model.config, model.head, model.head | change, new_head=False
+            )
+        params = initial_params(
+            model.params, model.config, model.head, model.head | change, new_head=True
+        )
         assert set(params) == {"encoder"}
 
 
@@ -210,10 +216,14 @@ def test_head_for_tags_of_another_scheme_is_an_error(tagger, caplog):
     for name, value in (("scheme", "iob1"), ("document_context", True)):
         message = f"a head with {name}={model.head[name]}, .* {value}: .*config.data.{name}="
         with pytest.raises(ValueError, match=message):
-            initial_params(model.params, model.head, model.head | {name: value}, new_head=False)
+            initial_params(
+                model.params, model.config, model.head, model.head | {name: value}, new_head=False
+            )
     # A head that does not record its scheme is assumed to have the configuration's scheme.
     without_scheme = {name: model.head[name] for name in ("task", "labels")}
-    assert "head" in initial_params(model.params, without_scheme, model.head, new_head=False)
+    assert "head" in initial_params(
+        model.params, model.config, without_scheme, model.head, new_head=False
+    )
     assert "assuming config.data.scheme=iob2" in caplog.text
 
 
