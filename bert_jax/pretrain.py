@@ -265,7 +265,7 @@ def train_metrics(objective: Objective, step_metrics: list[dict]) -> dict[str, f
 
 
 def make_eval_steps(setup: PretrainSetup, frozen: dict) -> list[Callable]:
-    """Builds the jitted (params, rows) -> sums for the objective of each phase."""
+    """Returns the jitted (params, rows) -> sums for the objective of each phase."""
     steps = []
     for phase in setup.phases:
         step = make_eval_step(setup.model, setup.mesh, phase.objective, seed=setup.config.seed)

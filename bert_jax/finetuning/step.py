@@ -53,7 +53,7 @@ def make_finetune_step(
     mesh = shardings.step.mesh
     rows_per_shard = rows_per_microbatch // mesh.shape["data"]
 
-    def shard_gradients(params, rows, num_microbatches, weight_sums, dropouts):
+    def gradients_of_shard(params, rows, num_microbatches, weight_sums, dropouts):
         """Returns the losses and gradients of the trials of one shard, summed over `data`."""
 
         def gradients(params, rows, weight_sum, dropout):
@@ -93,7 +93,7 @@ def make_finetune_step(
             attention_rate=hyperparameters.attention_dropout_rate,
         )
         losses, gradients = jax.shard_map(
-            shard_gradients,
+            gradients_of_shard,
             mesh=mesh,
             in_specs=(P("trial"), P("trial", "data"), P(), P("trial"), P("trial")),
             out_specs=P("trial"),
@@ -167,7 +167,7 @@ class Prediction(NamedTuple):
 def make_predict_step(
     model: nn.Module, mesh: Mesh, head: Head
 ) -> Callable[[dict, dict], tuple[jax.Array, jax.Array]]:
-    """Builds the jitted (params, rows) -> (outputs, sums), replicated over all processes.
+    """Returns the jitted (params, rows) -> (outputs, sums), replicated over all processes.
 
     Parameters and results have a leading axis of trials. `sums`, `[trials, data, 2]`, has the sum
     of weighted losses and the sum of label weights on each data-parallel shard; 0 for a head that

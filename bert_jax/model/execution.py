@@ -170,7 +170,8 @@ class StepParameters:
 
     Attributes:
       shardings: NamedShardings of the prepared parameters.
-      specs: PartitionSpecs of those that layers gather over `data` themselves; P() for others.
+      specs: PartitionSpecs of those that layers gather over `data` themselves; P() for others,
+        which are gathered before the layers run.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class StepParameters:
         self.specs = jax.tree_util.tree_map_with_path(spec, self.shardings)
 
     def prepare(self, params: dict) -> dict:
-        """Fuses projections, and casts the matrices of layers to the dtype of products.
+        """Casts the matrices of layers to the dtype of products; fuses them on the fast path.
 
         Casting before gathering leaves less to gather of parameters that are sharded over `data`.
         Those that layers gather stay float32: layers cast their shards.

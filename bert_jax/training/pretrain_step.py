@@ -57,7 +57,7 @@ def make_pretrain_step(
     replicated = NamedSharding(mesh, P())
     mask_key, dropout_key = jax.random.split(jax.random.key(seed))
     overlaps = overlap_collectives and can_overlap(model.config, shardings, num_microbatches)
-    shard_gradients = functools.partial(gradients_of_shard, model, objective, num_microbatches)
+    gradients_function = functools.partial(gradients_of_shard, model, objective, num_microbatches)
 
     def update_step(state, rows, frozen=None):
         batch = prepare_batch(objective, mesh, rows, mask_key)
@@ -76,7 +76,7 @@ def make_pretrain_step(
         # over `data` once, after all layers and microbatches (except for matrices that each layer
         # gathers); each device receives the sum for its own shard of the parameters.
         value_and_gradients = sum_over_data(
-            shard_gradients,
+            gradients_function,
             mesh,
             shardings=(replicated, layout.shardings),
             param_specs=layout.specs,
@@ -144,7 +144,7 @@ def step_dropout(model_config, batch: dict[str, jax.Array], key: jax.Array) -> D
 def make_eval_step(
     model: nn.Module, mesh: Mesh, objective: Objective, *, seed: int
 ) -> Callable[..., Sums]:
-    """Builds the jitted (params, rows, frozen=None) -> sums of the objective.
+    """Returns the jitted (params, rows, frozen=None) -> sums of the objective.
 
     Masks are a function of (seed, row); `frozen` is as in `make_pretrain_step`.
     """
@@ -166,13 +166,13 @@ def make_eval_step(
 def can_overlap(model_config, shardings: TrainState, num_microbatches: int) -> bool:
     """Returns whether layers can gather parameters and reduce gradients while others are computed.
 
-    Logs the reason if they cannot.
+    Logs the reason if layers cannot.
     """
-    refusal = why_not_overlapped(shardings.step.mesh, model_config.hidden_size, num_microbatches)
+    reason = why_not_overlapped(shardings.step.mesh, model_config.hidden_size, num_microbatches)
     if num_stacked_layers(model_config) < model_config.num_layers:
-        refusal = refusal or "layers share parameters, whose gradients are exchanged once"
+        reason = reason or "layers share parameters, whose gradients are exchanged once"
     if not any("data" in data_axes(each) for each in jax.tree.leaves(shardings.params)):
-        refusal = refusal or "no parameters are sharded over data: set shard_weight_update"
-    if refusal:
-        logging.info("overlap_collectives has no effect: %s", refusal)
-    return not refusal
+        reason = reason or "no parameters are sharded over data: set shard_weight_update"
+    if reason:
+        logging.info("overlap_collectives has no effect: %s", reason)
+    return not reason
