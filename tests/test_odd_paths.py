@@ -36,9 +36,27 @@ from tests.helpers.runs import small_config
 # What glob, TensorStore, etils, shells, URLs or other systems may take for something else.
 MISREAD = ("run[1]", "a\\b", "*", "?x", "[!a]*", "{a}[{b}]")
 OTHERS = (
-    *("run[", "{a}", " a b ", "it's", 'q"q', "a%20b%41", "a#b?c=d", "~", "~root", "-x"),
-    *("größe-日本", "new\nline", "tab\t", "$HOME", "a;b|c&d", "a:b", "a=b,c@d!e", "trailing."),
-    *("<a>", "^a$", "x" * 200),
+    "run[",
+    "{a}",
+    " a b ",
+    "it's",
+    'q"q',
+    "a%20b%41",
+    "a#b?c=d",
+    "~",
+    "~root",
+    "-x",
+    "größe-日本",
+    "new\nline",
+    "tab\t",
+    "$HOME",
+    "a;b|c&d",
+    "a:b",
+    "a=b,c@d!e",
+    "trailing.",
+    "<a>",
+    "^a$",
+    "x" * 200,
 )
 MANY = " %20#~'\"{a,b}$HOME;&|größe-日本\n\t<x>:= ."  # Those of OTHERS, in one name.
 NESTED = "/".join((*MISREAD[3:], *OTHERS))

@@ -6,7 +6,6 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from bert_jax.model.layer_stack import layers_with
 from bert_jax.training.optimizer import (
     Hyperparameters,
     make_optimizer,
@@ -61,8 +60,5 @@ def finetune_optimizer(
         weight_decay=values.weight_decay,
         clip_norm=config.clip_norm,
     )
-    num_layers = model_config.num_layers
-    num_frozen = config.freeze_layers if trains_encoder else num_layers
-    return scale_updates_by_layer(
-        optimizer, num_layers, config.layer_decay, num_frozen, layers_with(model_config)
-    )
+    num_frozen = config.freeze_layers if trains_encoder else model_config.num_layers
+    return scale_updates_by_layer(optimizer, model_config, config.layer_decay, num_frozen)

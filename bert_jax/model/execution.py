@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.architecture import architecture_of
-from bert_jax.model.attention import CONTEXT
+from bert_jax.model.blocked_attention import CONTEXT
 from bert_jax.model.dropout import LayerDropout
 from bert_jax.sharding.rules import data_axes, path_name
 

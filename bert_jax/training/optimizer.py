@@ -9,14 +9,14 @@ All first clip gradients by their global norm; LayerNorm parameters and biases a
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from bert_jax.model.layer_stack import layers_with
 
 OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 
@@ -82,35 +82,28 @@ def make_optimizer(
 
 
 def scale_updates_by_layer(
-    optimizer: optax.GradientTransformation,
-    num_layers: int,
-    decay: float,
-    num_frozen: int,
-    layers_with: Mapping[tuple[str, ...], Sequence[int]] = MappingProxyType({}),
+    optimizer: optax.GradientTransformation, model_config, decay: float, num_frozen: int
 ) -> optax.GradientTransformation:
     """Multiplies the updates of layer i, from 0, by `decay ** (num_layers - i)`.
 
     Embeddings, and what all layers share, get one more factor of `decay`, head and pooler none
     (Howard & Ruder, 2018). `num_frozen` > 0 freezes the embeddings and the lowest `num_frozen`
-    layers (zero gradients). `layers_with` has the numbers of the layers that have a parameter, by
-    its path in a layer; one that is not there is in all layers.
+    layers (zero gradients).
     """
     if decay == 1 and not num_frozen:
         return optimizer
+    num_layers, layer_numbers = model_config.num_layers, layers_with(model_config)
 
     def scale(path, param):
         names = tuple(entry.key for entry in path)
-        numbers = np.array(layers_with.get(names[2:], range(num_layers)))
-        levels = {
-            "encoder/embeddings": 0,
-            "encoder/layer_inputs": 0,
-            "encoder/layers": (numbers + 1).reshape((-1,) + (1,) * (param.ndim - 1)),
-            "encoder/last": num_layers,
-        }
-        module = "/".join(names[:2])
-        level = np.asarray(
-            levels.get(module, num_layers + 1)
-        )  # The highest level is that of the pooler and the head.
+        module, level = "/".join(names[:2]), np.array(num_layers + 1)  # As pooler and head.
+        if module in ("encoder/embeddings", "encoder/layer_inputs"):
+            level = np.array(0)
+        elif module == "encoder/layers":
+            levels = np.array(layer_numbers[names[2:]]) + 1
+            level = levels.reshape((-1,) + (1,) * (param.ndim - 1))
+        elif module == "encoder/last":
+            level = np.array(num_layers)
         is_frozen = (num_frozen > 0) & (level <= num_frozen)
         return np.where(is_frozen, 0, decay ** (num_layers + 1.0 - level)).astype(np.float32)
 

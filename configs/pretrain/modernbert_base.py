@@ -2,11 +2,12 @@
 
 Source: Warner et al. (2024), and the open recipe of Ettin (Weller et al., 2025): masked LM alone,
 masks of 30 %, batches of 4,608 rows of 1,024 tokens, learning rate 8e-4, Adam with beta2 0.98 and
-epsilon 1e-6, weight decay 1e-5, dropout 0.1 of attention's output only.
+epsilon 1e-6, weight decay 1e-5.
 
 Not yet as in these recipes: AdamW with clipping in place of StableAdamW; one linear warm-up and
 decay in place of warm-up, constant and decay; one phase of 1,024 tokens, with 30 % masks to its
-end; no larger batches over time. `num_steps` is that of 100 G tokens.
+end; batches of one size; no dropout, which they have (0.1) at attention's output alone. `num_steps`
+is that of 100 G tokens.
 
 Expected time: not run at full size, and there is no TPU kernel for its layers yet.
 Expected result: MNLI-m 89.1 in the paper, on 2 T tokens. Not run at full size.

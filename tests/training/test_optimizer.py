@@ -272,7 +272,7 @@ def test_layer_rates_agree_with_the_formula_in_float64(name, decay, num_frozen):
         return 0.0 if num_frozen and level <= num_frozen else decay ** (4 - level)
 
     optimizer = make_optimizer(name, make_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
-    optimizer = scale_updates_by_layer(optimizer, CONFIG.num_layers, decay, num_frozen)
+    optimizer = scale_updates_by_layer(optimizer, CONFIG, decay, num_frozen)
     tensors, slots = random_tensors(0, scale=0.1), {}
     initial = as_tree(tensors)
     gradients = [random_gradients(step) for step in range(5)]
