@@ -1,6 +1,7 @@
 """The model config of BERT and of its descendants, and the published sizes by name."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 # Layers and hidden size of the published models: Devlin et al. (2018), section 3, and Turc et al.
@@ -92,15 +93,11 @@ class BertConfig:
     """Fields that are known from a model's weights, and cannot be chosen anew."""
 
     def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"BertConfig.{name} must be at least 1, got {getattr(self, name)}")
+        check_minimum(self, 1, SIZE_NAMES)
         if self.embedding_size is not None and self.embedding_size < 1:
             expected = "expected None, for hidden_size, or at least 1"
             raise ValueError(f"BertConfig.embedding_size is {self.embedding_size}: {expected}")
-        for name in ("type_vocab_size", "num_task_embeddings"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"BertConfig.{name} must be at least 0, got {getattr(self, name)}")
+        check_minimum(self, 0, ("type_vocab_size", "num_task_embeddings", "initializer_range"))
         if self.hidden_size % self.num_heads:
             multiple = f"a multiple of num_heads ({self.num_heads})"
             raise ValueError(f"BertConfig.hidden_size ({self.hidden_size}) must be {multiple}")
@@ -111,24 +108,10 @@ class BertConfig:
                 f"BertConfig.num_layer_groups is {self.num_layer_groups}: expected a divisor of "
                 f"num_layers ({self.num_layers}), and 1 without shares_layers"
             )
-        for name, allowed in (
-            ("family", FAMILIES),
-            ("activation", ACTIVATIONS),
-            ("pooler_activation", ACTIVATIONS),
-        ):
-            if (value := getattr(self, name)) not in allowed:
-                expected = ", ".join(allowed)
-                raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")
-        if not self.layer_norm_epsilon > 0:  # Also rejects NaN.
-            epsilon = self.layer_norm_epsilon
-            raise ValueError(f"BertConfig.layer_norm_epsilon must be positive, got {epsilon}")
-        if not self.initializer_range >= 0:
-            deviation = self.initializer_range
-            raise ValueError(f"BertConfig.initializer_range must be at least 0, got {deviation}")
-        for name in ("dropout_rate", "attention_dropout_rate", "classifier_dropout_rate"):
-            rate = getattr(self, name)
-            if rate is not None and not 0.0 <= rate < 1.0:
-                raise ValueError(f"BertConfig.{name} must be in [0, 1), got {rate}")
+        check_choices(self, family=FAMILIES, activation=ACTIVATIONS, pooler_activation=ACTIVATIONS)
+        check_positive(self, ("layer_norm_epsilon",))
+        rates = ("dropout_rate", "attention_dropout_rate", "classifier_dropout_rate")
+        check_rates(self, rates)
 
     @classmethod
     def named(cls, size: str, **overrides) -> "BertConfig":
@@ -164,3 +147,37 @@ class BertConfig:
 def pad_to_tiles(vocab_size: int) -> int:
     """Returns the vocabulary size rounded up to whole tiles of 128."""
     return -(-vocab_size // 128) * 128
+
+
+SIZE_NAMES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+
+
+def check_minimum(config, minimum: int, names: Sequence[str]) -> None:
+    """Raises ValueError for a field of a model config below `minimum`, or that is not a number."""
+    for name in names:
+        if not (value := getattr(config, name)) >= minimum:
+            kind = type(config).__name__
+            raise ValueError(f"{kind}.{name} must be at least {minimum}, got {value}")
+
+
+def check_positive(config, names: Sequence[str]) -> None:
+    """Raises ValueError for a field of a model config that is not above 0, such as NaN."""
+    for name in names:
+        if not (value := getattr(config, name)) > 0:
+            raise ValueError(f"{type(config).__name__}.{name} must be positive, got {value}")
+
+
+def check_rates(config, names: Sequence[str]) -> None:
+    """Raises ValueError for a rate of dropout in a model config that is not in [0, 1), nor None."""
+    for name in names:
+        rate = getattr(config, name)
+        if rate is not None and not 0.0 <= rate < 1.0:
+            raise ValueError(f"{type(config).__name__}.{name} must be in [0, 1), got {rate}")
+
+
+def check_choices(config, **choices: Sequence[str]) -> None:
+    """Raises ValueError for a field of a model config that is none of its `choices`."""
+    for name, allowed in choices.items():
+        if (value := getattr(config, name)) not in allowed:
+            expected, kind = ", ".join(allowed), type(config).__name__
+            raise ValueError(f"{kind}.{name} is {value!r}: expected one of {expected}")

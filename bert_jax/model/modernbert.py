@@ -23,7 +23,15 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention, scaled_scores
 from bert_jax.model.attention_mask import AttentionMask
-from bert_jax.model.config import ACTIVATIONS, pad_to_tiles
+from bert_jax.model.config import (
+    ACTIVATIONS,
+    SIZE_NAMES,
+    check_choices,
+    check_minimum,
+    check_positive,
+    check_rates,
+    pad_to_tiles,
+)
 from bert_jax.model.dropout import HiddenDropout, LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.layers import (
     Dense,
@@ -131,14 +139,8 @@ class ModernBertConfig:
     """The module of the head for tokens whose weights the pooler of a task starts from."""
 
     def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"ModernBertConfig.{name} must be at least 1, got {value}")
-        if self.max_position_embeddings < 1:
-            value = self.max_position_embeddings
-            raise ValueError(
-                f"ModernBertConfig.max_position_embeddings must be at least 1, got {value}"
-            )
+        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings"))
+        check_minimum(self, 0, ("initializer_range",))
         if self.hidden_size % (2 * self.num_heads):
             raise ValueError(
                 f"ModernBertConfig.hidden_size ({self.hidden_size}) must be a multiple of twice "
@@ -157,29 +159,15 @@ class ModernBertConfig:
         # The same layers have the same pattern, however it is written.
         pattern = repeated_pattern(self.attention_pattern, self.num_layers)
         object.__setattr__(self, "attention_pattern", pattern)
-        for name, allowed in (
-            ("activation", ACTIVATIONS),
-            ("pooler_activation", ACTIVATIONS),
-            ("classifier_pooling", ("cls", "mean")),
-        ):
-            if (value := getattr(self, name)) not in allowed:
-                expected = ", ".join(allowed)
-                raise ValueError(
-                    f"ModernBertConfig.{name} is {value!r}: expected one of {expected}"
-                )
-        for name in ("global_rope_base", "local_rope_base", "layer_norm_epsilon"):
-            if not getattr(self, name) > 0:  # Nor is NaN.
-                value = getattr(self, name)
-                raise ValueError(f"ModernBertConfig.{name} must be positive, got {value}")
-        for name in (
-            "dropout_rate",
-            "embedding_dropout_rate",
-            "attention_dropout_rate",
-            "classifier_dropout_rate",
-        ):
-            rate = getattr(self, name)
-            if rate is not None and not 0.0 <= rate < 1.0:
-                raise ValueError(f"ModernBertConfig.{name} must be in [0, 1), got {rate}")
+        check_choices(
+            self,
+            activation=ACTIVATIONS,
+            pooler_activation=ACTIVATIONS,
+            classifier_pooling=("cls", "mean"),
+        )
+        check_positive(self, ("global_rope_base", "local_rope_base", "layer_norm_epsilon"))
+        rates = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate")
+        check_rates(self, (*rates, "classifier_dropout_rate"))
 
     @classmethod
     def named(cls, size: str, **overrides) -> "ModernBertConfig":
