@@ -282,9 +282,10 @@ def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causa
     stated = config.model if "architecture" in given else fields
     unknown = set(stated) - known - {"architecture", *EXECUTION_FIELDS}
     if unknown:
-        fix = "in a configuration of your own, set config.model to the fields that it has"
-        if name == "modernbert":
-            fix = f"start from configs/pretrain/modernbert_base.py, or {fix}"
+        fix = (
+            "in a configuration of your own, set config.model to the fields that it has, or start "
+            "from one of the architecture, such as configs/pretrain/modernbert_base.py"
+        )
         raise ValueError(f"config.model.{min(unknown)}: {name} has no such field: {fix}")
     if "size" in fields:
         named = config_class.named(fields.pop("size"), **fields)
