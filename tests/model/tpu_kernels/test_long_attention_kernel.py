@@ -1,0 +1,160 @@
+"""The TPU kernel for long rows, in interpret mode, equals attention in float64 NumPy."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.dropout import Dropout, attention_dropout
+from bert_jax.model.modernbert import rotation
+from bert_jax.model.tpu_kernels.layer import interleave
+from bert_jax.model.tpu_kernels.long_attention_kernel import long_attention
+
+HIDDEN = 128
+
+
+def packed_ids(*lengths: int) -> np.ndarray:
+    """Returns the ids of a row of sequences; a negative length is padding."""
+    ids = [0 if n < 0 else number for number, n in enumerate(lengths, 1)]
+    return np.repeat(np.int32(ids), np.abs(lengths))
+
+
+def split(x, num_heads: int) -> np.ndarray:
+    """Returns float64 `[batch, heads, length, head_dim]`."""
+    x = np.asarray(x, np.float64)
+    return np.swapaxes(x.reshape(*x.shape[:2], num_heads, -1), 1, 2)
+
+
+def join(x: np.ndarray) -> np.ndarray:
+    x = np.swapaxes(x, 1, 2)
+    return x.reshape(*x.shape[:2], -1)
+
+
+def turn(x: np.ndarray, tables, sign: int = 1) -> np.ndarray:
+    """Rotates `[batch, heads, length, head_dim]`; with a `sign` of -1, back."""
+    if tables is None:
+        return x
+    cosines, sines = (np.asarray(table, np.float64)[:, None] for table in tables)
+    first, second = np.split(x, 2, axis=-1)
+    sines = sign * sines
+    return np.concatenate([first * cosines - second * sines, second * cosines + first * sines], -1)
+
+
+def reference(projections, biases, dout, num_heads, ids, window, causal, factors, tables):
+    """Returns the result, and the gradients of query, key, value, in float64.
+
+    `factors` are those of dropout, `[batch, heads, query, key]` or 1.
+    """
+    query, key, value = (
+        split(np.float64(x) + np.float64(bias), num_heads)
+        for x, bias in zip(projections, biases, strict=True)
+    )
+    query, key, dout = turn(query, tables), turn(key, tables), split(dout, num_heads)
+    scale = 1 / math.sqrt(query.shape[-1])
+    position = np.arange(ids.shape[1])
+    offset = position[:, None] - position
+    visible = ids[:, None, :, None] == ids[:, None, None, :]
+    visible &= np.abs(offset) <= (ids.shape[1] if window is None else window)
+    if causal:
+        visible &= offset >= 0
+    scores = np.where(visible, scale * query @ key.mT, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    probabilities = weights / weights.sum(-1, keepdims=True)
+    kept = factors * probabilities
+    dprobabilities = factors * (dout @ value.mT)
+    mean = np.sum(probabilities * dprobabilities, -1, keepdims=True)
+    dscores = scale * probabilities * (dprobabilities - mean)
+    gradients = (
+        turn(dscores @ key, tables, -1),
+        turn(dscores.mT @ query, tables, -1),
+        kept.mT @ dout,
+    )
+    return [join(x) for x in (kept @ value, *gradients)]
+
+
+@functools.partial(jax.jit, static_argnames=("head_dim", "window", "causal"))
+def run(projections, biases, dout, ids, dropout, tables, *, head_dim, window, causal):
+    """Returns the kernel's result, and its gradients of query, key, value and the biases."""
+
+    def attend(projections, biases):
+        bias = interleave(*biases) if biases else None
+        mask = AttentionMask(ids, causal, window)
+        return long_attention(
+            interleave(*projections), bias, mask, dropout, tables, head_dim=head_dim, interpret=True
+        )
+
+    out, vjp = jax.vjp(attend, projections, biases)
+    return out, *vjp(dout)
+
+
+def check(
+    ids,
+    window=None,
+    causal=False,
+    rate=0.0,
+    rotates=False,
+    has_bias=False,
+    head_dim=64,
+    hidden=HIDDEN,
+):
+    rng = np.random.default_rng(0)
+    ids, num_heads = np.atleast_2d(ids), hidden // head_dim
+    *projections, dout = rng.normal(size=(4, *ids.shape, hidden)).astype(np.float32)
+    biases = 0.3 * rng.normal(size=(3, hidden)).astype(np.float32)
+    if not has_bias:
+        biases *= 0
+    dropout, factors, tables = None, np.float64(1), None
+    if rate:
+        rows = np.arange(len(ids)) + 3
+        dropout = attention_dropout(Dropout(jax.random.key(1), rows, rate), num_heads, ids.shape[1])
+        ones = jnp.ones((len(ids), num_heads, ids.shape[1], ids.shape[1]))
+        factors = np.float64(dropout.apply(ones))
+    if rotates:
+        tables = tuple(rotation(jnp.arange(ids.shape[1]) + 0 * ids, 10_000.0, head_dim))
+    expected = reference(projections, biases, dout, num_heads, ids, window, causal, factors, tables)
+    out, gradients, dbiases = run(
+        projections,
+        list(biases) if has_bias else None,
+        dout,
+        ids,
+        dropout,
+        tables,
+        head_dim=head_dim,
+        window=window,
+        causal=causal,
+    )
+    for actual, exact in zip((out, *gradients), expected, strict=True):
+        assert np.isfinite(actual).all()
+        np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=1e-5)
+    if has_bias:
+        for name, actual, exact in zip("qkv", dbiases, expected[1:], strict=True):
+            total = exact.sum((0, 1))
+            if name == "k" and not rotates:
+                total = np.zeros_like(total)  # It has no effect.
+            np.testing.assert_allclose(
+                actual, total, rtol=1e-5, atol=1e-5 * np.abs(exact).sum(1).max()
+            )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ((640,), {}),
+        ((250, 300, 40, -50), {"rotates": True, "has_bias": True}),
+        ((500, 300, -324), {"causal": True}),
+        ((300, 520, -204), {"window": 64, "rotates": True}),
+        ((700, -68), {"window": 9, "causal": True, "has_bias": True}),
+        ((600, -40), {"window": 300}),
+        ((600, -40), {"rate": 0.1, "has_bias": True}),
+        ((500, 130), {"rate": 0.3, "window": 64}),
+        ((-640,), {"rotates": True}),
+        ((-640,), {"window": 64}),
+    ],
+    ids=str,
+)
+def test_kernel_equals_attention_in_float64(lengths, options):
+    check(packed_ids(*lengths), **options)
