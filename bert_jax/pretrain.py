@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.native import Checkpointer, load_settings
 from bert_jax.checkpoints.parameters import LoadedModel, modules_of
-from bert_jax.configs.pretrain.fields import FIELDS, KNOWN, MAY_CHANGE
+from bert_jax.configs.pretrain.fields import FIELDS, known_fields, may_change
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.objectives import Objective, mean_metrics
@@ -97,7 +97,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
     settings = run_settings(setup, phases, {"init_from": weights, "teacher": teacher})
-    exit_stack.enter_context(claim_workdir(workdir, settings, MAY_CHANGE))
+    exit_stack.enter_context(claim_workdir(workdir, settings, may_change(config)))
     monitoring.enable_compilation_cache(workdir)
     checkpointer = Checkpointer(
         workdir,
@@ -171,7 +171,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         )
         start = max(first_step, phase.start)
         batches = pretrain_batches(
-            phase.train, sharding, phase.batch_size, start - phase.start, phase.num_steps
+            phase.stream, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
         progress.clear()
         logging.info("Compiling the training step ...")
@@ -280,7 +280,7 @@ def run_settings(
 ) -> dict:
     """Returns the settings of the run, which checkpoints store.
 
-    A run is resumed only if they are equal, except for the fields in `MAY_CHANGE`. `weights` are
+    A run is resumed only if they are equal, except for the fields of `may_change`. `weights` are
     the models that it reads, by the name of their field.
     """
     corpora = [
@@ -330,4 +330,4 @@ def evaluate(
 
 
 if __name__ == "__main__":
-    main.start(train_and_evaluate, "pretrain", lambda config: KNOWN)
+    main.start(train_and_evaluate, "pretrain", known_fields)

@@ -28,6 +28,7 @@ from bert_jax import finetune, pretrain, sweep
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.pretrain.fields import make_later_phases
 from bert_jax.data.rows import CorpusError
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.runtime.errors import CheckpointError, NonFiniteLoss
@@ -68,6 +69,8 @@ class Given:
     def train(self, **changes) -> None:
         """Trains on the corpus; `changes` are config fields, nested ones as `model__size`."""
         config = small_config(self.path("corpus")).unlock()
+        if any(name.startswith("later_phases") for name in changes):
+            config.later_phases = make_later_phases({"num_steps": 2})
         for name, value in changes.items():
             config.update_from_flattened_dict({name.replace("__", "."): value})
         pretrain.train_and_evaluate(config.lock(), self.path("workdir"))
@@ -390,6 +393,20 @@ BAD_FIELDS = [
     ({"max_predictions": 20, "masking__rate": 0.4}, "config.max_predictions=20: expected 26"),
     ({"decay_from": "start"}, "decay_from"),
     ({"long_phase__warmup_steps": 7}, "long_phase.warmup_steps=7"),
+    ({"later_phases__phase_3__batch_size": 0}, "config.later_phases.phase_3.batch_size=0"),
+    (
+        {"later_phases__phase_3__warmup_steps": 3},
+        "config.later_phases.phase_3.warmup_steps=3: expected at least 0 and at most 2",
+    ),
+    ({"later_phases__phase_3__max_predictions": 5}, "phase_3.max_predictions=5: expected 10"),
+    ({"later_phases__phase_3__max_seq_length": 128}, "phase_3.max_seq_length=128: set config.la"),
+    ({"max_seq_length": 65}, "rows of 64 tokens, but config.max_seq_length=65: set config.corpus"),
+    ({"later_phases__phase_3__num_stepz": 1}, "config.later_phases.phase_3.num_stepz: a phase has"),
+    (
+        {"later_phases__phase_4": {"num_steps": 1}},
+        "config.later_phases.phase_4.batch_size: it is miss",
+    ),
+    ({"later_phases__decay": {"num_steps": 1}}, "config.later_phases.decay: not phase_3"),
     ({"model__hidden_size": 100}, "hidden_size"),
     ({"init_optimizer": True}, "init_from"),
     ({"model__size": None}, "config.model.size"),

@@ -7,7 +7,6 @@ Builds the run's mesh, and for pre-training its optimizer and state shapes, on a
 devices as the chips have, but compiles nothing and opens no corpus, weights or examples.
 """
 
-import copy
 import os
 import pathlib
 import sys
@@ -15,6 +14,7 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
+from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.finetuning import finetune_fields
 from bert_jax.pods.estimate import compilation
 from bert_jax.runtime.command_line import describe_error, parse_flags
@@ -22,7 +22,12 @@ from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import complete, known_fields
-from bert_jax.training.pretrain_setup import check_numbers, open_phases, setup_pretraining
+from bert_jax.training.pretrain_setup import (
+    check_has_corpus,
+    check_numbers,
+    phase_configs,
+    setup_pretraining,
+)
 
 
 def check_paths(config: ConfigDict) -> None:
@@ -37,9 +42,9 @@ def check_paths(config: ConfigDict) -> None:
         paths |= {f"{prefix}.data.{name}": run.data.get(name) for name in names}
         paths[f"{prefix}.teacher"] = run.teacher
     else:
-        for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
+        for name, phase in phases_of(config).items():
             if phase.num_steps:
-                paths[f"config.{name}"] = phase.corpus
+                paths[f"config.{name}.corpus" if name else "config.corpus"] = phase.corpus
         paths["config.distillation.teacher"] = config.distillation.teacher
     paths[f"{prefix}.init_from"] = run.init_from
     paths = {n: path for n, path in paths.items() if path and not path.startswith("tfds:")}
@@ -50,13 +55,9 @@ def check_paths(config: ConfigDict) -> None:
 
 
 def check_corpora(config: ConfigDict) -> None:
-    """Raises the ValueError of `open_phases` for a phase with steps that has no corpus."""
-    config = copy.deepcopy(config)
-    for phase in (config, config.long_phase):
-        if phase.corpus:  # Only the hosts can open it.
-            phase.num_steps = 0
-    if config.num_steps or config.long_phase.num_steps:
-        open_phases(config)
+    """Raises ValueError for a phase with steps that has no corpus; only the hosts can open it."""
+    for name, phase in phase_configs(config).items():
+        check_has_corpus(name, phase)
 
 
 def check_mesh(config: ConfigDict, num_slices: int) -> None:

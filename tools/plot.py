@@ -97,20 +97,23 @@ def read_baselines(workdir: pathlib.Path) -> dict[str, float]:
     return {name: result[name] for _, name in PRETRAINING.values() if name in result}
 
 
-def start_of_long_phase(workdir: pathlib.Path) -> int:
-    """Returns the last step on short rows of a pre-training run with two phases, or 0."""
+def starts_of_later_phases(workdir: pathlib.Path) -> tuple[int, ...]:
+    """Returns the last step before each phase of a pre-training run but the first."""
     path = workdir / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    has_long_phase = config.get("long_phase", {}).get("num_steps")
-    return config["num_steps"] if has_long_phase else 0
+    later = config.get("later_phases", {})
+    names = sorted(later, key=lambda name: int(name.removeprefix("phase_")))
+    phases = [config, config.get("long_phase", {}), *(later[name] for name in names)]
+    lengths = [phase["num_steps"] for phase in phases if phase.get("num_steps")]
+    return tuple(itertools.accumulate(lengths))[:-1]
 
 
 def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     """Plots losses, accuracies or scores, and the learning rate over steps.
 
-    A run with several seeds has one line per seed; a dotted line marks the start of the long phase
-    of pre-training. Several runs have a color each, and their names in the legend; baselines and
-    the start of the long phase are drawn only if they are the same for all. The legend is beside
+    A run with several seeds has one line per seed; a dotted line marks the start of each later
+    phase of pre-training. Several runs have a color each, and their names in the legend; baselines
+    and these starts are drawn only if they are the same for all. The legend is beside
     the plots. Raises FileNotFoundError.
     """
     runs = [(workdir, panels) for workdir in workdirs for panels in read_runs(workdir)]
@@ -124,7 +127,7 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     colors = curve_colors([panels for _, panels in runs])
     run_colors = dict(zip(workdirs, itertools.cycle(RUN_COLORS)))
     baselines = [read_baselines(workdir) for workdir in workdirs]
-    long_phases = {start_of_long_phase(workdir) for workdir in workdirs}
+    phases = {starts_of_later_phases(workdir) for workdir in workdirs}
     for axis, name in itertools.zip_longest(axes.flat, names):
         if name is None:
             axis.remove()
@@ -146,9 +149,10 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
             label, style = baseline.replace("_", " "), {"color": "gray", "linestyle": "--"}
             axis.axhline(*values, linewidth=1, label=label, **style)
         last_step = max(steps[-1] for _, run in runs for steps, _ in run.get(name, {}).values())
-        if len(long_phases) == 1 and 0 < max(long_phases) < last_step:
-            style = {"color": "black", "linestyle": ":", "linewidth": 1}
-            axis.axvline(*long_phases, label="start of the long phase", **style)
+        starts = [step for step in min(phases) if step < last_step] if len(phases) == 1 else []
+        for start in starts:
+            label = "start of a later phase" if start == starts[0] else None
+            axis.axvline(start, label=label, color="black", linestyle=":", linewidth=1)
         axis.set_title(TITLES.get(name, name.replace("_", " ")))
         axis.set_xlabel("step")
         axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5, integer=True))

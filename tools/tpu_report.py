@@ -109,7 +109,7 @@ def has_trials(config: ConfigDict | None) -> bool:
 def has_corpus(config: ConfigDict | None) -> bool:
     if config is None or has_trials(config):
         return False
-    return bool(config.corpus or config.long_phase.corpus)
+    return any(phase.corpus for phase in pretrain_setup.phase_configs(config).values())
 
 
 def plan_phases(config: ConfigDict) -> tuple[list[pretrain_setup.Phase], object]:

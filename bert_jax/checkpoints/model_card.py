@@ -127,9 +127,7 @@ def _eval_results(
 def _dataset(split: str, settings: Mapping) -> str:
     """Returns a name of the data: of its file without the folders, which are a machine's own."""
     data = settings.get("data") or {}
-    corpus = settings.get("corpus")
-    if (settings.get("long_phase") or {}).get("num_steps"):  # The scores are the last phase's.
-        corpus = settings["long_phase"]["corpus"]
+    corpus = [settings, *_pretraining_phases(settings)][-1].get("corpus")  # Scores are of the last.
     source = data.get(split) or data.get("name") or data.get("directory") or corpus
     return pathlib.Path(source or settings.get("task") or split).name
 
@@ -153,16 +151,31 @@ def _training(settings: Mapping) -> list[str]:
 
 def _phases(settings: Mapping) -> list[str]:
     """Returns a line for each phase of pre-training: its corpus, rows, length and steps."""
-    parts = [settings, settings.get("long_phase") or {}]
-    parts = [part for part in parts if part.get("corpus") and part.get("num_steps")]
     lines = []
-    for part, corpus in zip(parts, settings.get("corpora", ()), strict=False):
+    for part, corpus in zip(
+        _pretraining_phases(settings), settings.get("corpora", ()), strict=False
+    ):
         train = corpus["splits"]["train"]
         lines.append(
             f"{pathlib.Path(part['corpus']).name}: {train['rows']:,} rows of {row_length(train)} "
             f"tokens, {part['num_steps']:,} steps of {part['batch_size']:,} rows"
         )
     return lines
+
+
+def _pretraining_phases(settings: Mapping) -> list[dict]:
+    """Returns the corpus, steps and batch size of each phase of pre-training with steps."""
+    later = settings.get("later_phases") or {}
+    groups = [settings, settings.get("long_phase") or {}]
+    groups += [later[name] for name in sorted(later, key=lambda name: int(name.split("_")[1]))]
+    phases, values = [], {}
+    for group in groups:
+        if group.get("num_steps") and (group.get("corpus") or phases):
+            # What a later phase does not set is as in the phase before.
+            names = ("corpus", "num_steps", "batch_size")
+            values = values | {name: group[name] for name in names if group.get(name)}
+            phases.append(values)
+    return phases
 
 
 def _section(title: str, items) -> list[str]:

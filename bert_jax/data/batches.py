@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from bert_jax.data.packing import row_dtype
+from bert_jax.data.row_stream import RowStream
 from bert_jax.data.rows import Rows
 
 
@@ -50,7 +51,9 @@ def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[t
     return ranges
 
 
-def _read(rows: Rows, first: int, ranges: list[tuple[int, int]]) -> dict[str, np.ndarray]:
+def _read(
+    rows: Rows | RowStream, first: int, ranges: list[tuple[int, int]]
+) -> dict[str, np.ndarray]:
     """Reads `ranges` of the batch that starts at row `first`; an unshuffled split may end in it."""
     end = math.inf if rows.shuffle_seed is not None else rows.num_rows
     parts = [rows.read(*(min(first + bound, end) for bound in bounds)) for bounds in ranges]
@@ -58,7 +61,7 @@ def _read(rows: Rows, first: int, ranges: list[tuple[int, int]]) -> dict[str, np
 
 
 def local_batches(
-    rows: Rows, ranges: list[tuple[int, int]], batch_size: int, start: int, stop: int
+    rows: Rows | RowStream, ranges: list[tuple[int, int]], batch_size: int, start: int, stop: int
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields `ranges` of batches [start, stop) of the endless stream of rows, read by threads.
 
@@ -70,7 +73,7 @@ def local_batches(
 
 
 def pretrain_batches(
-    rows: Rows, sharding: jax.sharding.Sharding, batch_size: int, start: int, stop: int
+    rows: Rows | RowStream, sharding: jax.sharding.Sharding, batch_size: int, start: int, stop: int
 ) -> Iterator[dict[str, jax.Array]]:
     """Yields batches [start, stop) of the endless shuffled stream of rows, on the devices."""
     ranges = local_row_ranges(sharding, batch_size)

@@ -42,7 +42,8 @@ MAY_CHANGE = (*sweep_fields.MAY_CHANGE, *(f"base.{name}" for name in finetune_fi
 def known_fields(config: ConfigDict) -> dict[str, Field]:
     """Returns the fields of a configuration: of a sweep with its `base`, or of another program."""
     if "base" not in config:
-        return finetune_fields.known_fields(config) if "task" in config else pretrain_fields.KNOWN
+        program = finetune_fields if "task" in config else pretrain_fields
+        return program.known_fields(config)
     base = finetune_fields.known_fields(config.base)
     return fields_of_sweep(config) | {f"base.{name}": field for name, field in base.items()}
 

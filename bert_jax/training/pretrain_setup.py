@@ -3,10 +3,13 @@
 `bert_jax.pretrain` and the TPU tools share them: what is compiled ahead of time is what runs.
 """
 
+import collections
+import copy
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,10 +18,16 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.transformers_names import check_positions
-from bert_jax.configs.pretrain.fields import KNOWN
+from bert_jax.configs.pretrain.fields import (
+    MAKE_LATER_PHASES,
+    PHASE,
+    known_fields,
+    phases_of,
+)
 from bert_jax.data.batches import abstract_rows
 from bert_jax.data.features import ONE_SEGMENT
-from bert_jax.data.rows import Rows
+from bert_jax.data.row_stream import RowStream
+from bert_jax.data.rows import Rows, manifest_checksum
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.encoder import encoders_of
 from bert_jax.model.execution import Execution, log_path, plan_execution
@@ -48,7 +57,8 @@ class Phase:
       batch_size: rows per step, over all devices.
       max_predictions: maximum number of targets in a row.
       objective_class: the `Objective` of the run, the same in all phases.
-      is_long: whether this is the phase of `config.long_phase`.
+      name: the group of its fields in the configuration, such as "long_phase"; "" of the first.
+      stream: the rows of its steps, in order; None if the step is only compiled.
     """
 
     train: Rows
@@ -58,7 +68,8 @@ class Phase:
     batch_size: int
     max_predictions: int
     objective_class: type[Objective]
-    is_long: bool = False
+    name: str = ""
+    stream: RowStream | None = None
 
     @property
     def num_steps(self) -> int:
@@ -124,7 +135,10 @@ def setup_pretraining(
     teacher; None if there are none. Raises ValueError if `make_model_config` does, if the mesh does
     not fit the devices, or if a batch or the rows do not fit the mesh or the model.
     """
-    objectives = [build_objective(config, tokenizer, phase, teacher_settings) for phase in phases]
+    configs = phase_configs(config)
+    objectives = [
+        build_objective(configs[phase.name], tokenizer, phase, teacher_settings) for phase in phases
+    ]
     objective = objectives[0]  # The model is the same in all phases.
     source = config_from_settings(source_settings) if source_settings else None
     teacher = config_from_settings(teacher_settings) if teacher_settings else None
@@ -164,7 +178,7 @@ def setup_pretraining(
         PhaseSetup(
             phase=phase,
             objective=each,
-            num_microbatches=count_microbatches(config, phase, num_shards),
+            num_microbatches=count_microbatches(configs[phase.name], phase, num_shards),
             flops_per_row=each.flops_per_row(
                 model_config, phase.train.max_seq_length, phase.train.max_sequences
             ),
@@ -193,7 +207,10 @@ def build_objective(
     phase: Phase,
     teacher_settings: Mapping | None = None,
 ) -> Objective:
-    """Builds the objective of a phase, with its teacher if it has one. Raises ValueError."""
+    """Builds the objective of a phase, with its teacher if it has one. Raises ValueError.
+
+    `config` is the phase's, of `phase_configs`.
+    """
     objective = phase.objective_class.from_config(config, tokenizer, phase.max_predictions)
     return objective.with_teacher(teacher_settings) if teacher_settings else objective
 
@@ -201,11 +218,9 @@ def build_objective(
 def count_microbatches(config: ConfigDict, phase: Phase, num_shards: int) -> int:
     """Returns the number of microbatches per update; raises ValueError if they are unequal.
 
-    `num_shards` is the number of shards of a batch.
+    `config` is the phase's, `num_shards` the number of shards of a batch.
     """
     rows_per_device = config.per_device_batch_size
-    if phase.is_long and config.long_phase.per_device_batch_size is not None:
-        rows_per_device = config.long_phase.per_device_batch_size
     microbatch_size = max(rows_per_device, 1) * num_shards
     if phase.batch_size % microbatch_size:
         fix = f"use a multiple of {microbatch_size}"
@@ -242,24 +257,76 @@ def check_segments(phases: list[Phase], model_config) -> None:
             raise ValueError(f"the corpus has pairs, but {ONE_SEGMENT}")
 
 
-def has_two_schedules(config: ConfigDict) -> bool:
-    """Returns whether the long phase has its own warm-up and decay."""
-    long = config.long_phase
-    return long.learning_rate is not None or long.warmup_steps is not None
+def phase_configs(config: ConfigDict) -> dict[str, ConfigDict]:
+    """Returns the configuration of each phase with steps, by the name of its group of fields.
+
+    That of the first phase is `config`. That of another is the one of the phase before, with the
+    phase's own fields instead: those that are not None, and its `max_predictions` in any case.
+    Those of the learning rate are left out: see `pretraining_schedule`.
+    """
+    configs, previous = {}, config
+    for name, own in phases_of(config).items():
+        if not own.num_steps:
+            continue
+        if name:
+            previous = copy.deepcopy(previous)
+            previous.max_predictions = own.max_predictions
+            values = config_fields.flatten(own)
+            for each in ("learning_rate", "warmup_steps"):
+                del values[each]
+            given = {field: value for field, value in values.items() if value is not None}
+            previous.update_from_flattened_dict(given)
+        configs[name] = previous
+    return configs
+
+
+def has_own_schedule(phase: ConfigDict) -> bool:
+    """Returns whether a warm-up and decay begin with a phase after the first."""
+    return not (phase.learning_rate is None and phase.warmup_steps is None)
+
+
+class ScheduledSteps(NamedTuple):
+    """Consecutive phases with one warm-up and decay: their names, peak, steps and warm-up."""
+
+    phases: list[str]
+    peak: float
+    num_steps: int
+    warmup_steps: int
+
+
+def scheduled_steps(config: ConfigDict) -> list[ScheduledSteps]:
+    """Returns the parts of a run that have a warm-up and decay of their own.
+
+    A new one begins with each phase that sets a learning rate or a warm-up (LAMB's re-warm-up).
+    """
+    parts, peak = [], config.learning_rate
+    for name, own in phases_of(config).items():
+        if not own.num_steps:
+            continue
+        if name and has_own_schedule(own):
+            peak = own.learning_rate or peak
+            parts.append(ScheduledSteps([name], peak, own.num_steps, own.warmup_steps or 0))
+        elif not parts:
+            parts.append(ScheduledSteps([name], peak, own.num_steps, config.warmup_steps))
+        else:
+            last = parts.pop()
+            parts.append(
+                last._replace(phases=[*last.phases, name], num_steps=last.num_steps + own.num_steps)
+            )
+    return parts
 
 
 def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
-    """Returns the learning rate of each step: one warm-up and decay over both phases, or two.
-
-    Each phase has its own if `long_phase` sets a learning rate or a warm-up (LAMB's re-warm-up).
-    """
-    make = functools.partial(make_schedule, decay_from=config.decay_from, power=config.decay_power)
-    peak, num_steps, long = config.learning_rate, config.num_steps, config.long_phase
-    if not has_two_schedules(config):
-        return make(peak, num_steps + long.num_steps, config.warmup_steps)
-    first = make(peak, num_steps, config.warmup_steps)
-    second = make(long.learning_rate or peak, long.num_steps, long.warmup_steps or 0)
-    return optax.join_schedules([first, second], [num_steps])
+    """Returns the learning rate of each step, counted from 0."""
+    parts = scheduled_steps(config)
+    schedules = [
+        make_schedule(
+            part.peak, part.num_steps, part.warmup_steps, config.decay_from, config.decay_power
+        )
+        for part in parts
+    ]
+    ends = itertools.accumulate(part.num_steps for part in parts[:-1])
+    return optax.join_schedules(schedules, list(ends))
 
 
 def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bool = False):
@@ -330,91 +397,137 @@ def model_execution(config: ConfigDict) -> Execution:
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:
-    """Opens the corpora of all phases with steps. Raises ValueError or CorpusError."""
-    phases, start = [], 0
+    """Opens the corpora of all phases with steps. Raises ValueError or CorpusError.
+
+    A later phase on the corpus of an earlier one continues where that one has stopped.
+    """
+    phases, opened, rows_read = [], {}, collections.Counter()
     objective_class = find_objective(config.objective)
-    for prefix, settings in (("", config), ("long_phase.", config.long_phase)):
-        if not settings.num_steps:
-            continue
-        if not settings.corpus:
-            raise ValueError(
-                f"no corpus for {settings.num_steps:,} steps on {'long' if prefix else 'short'} "
-                f"rows: set config.{prefix}corpus=DIR, or config.{prefix}num_steps=0 to skip "
-                "this phase"
-            )
-        rows = Rows(settings.corpus, "train", config.seed)
-        heldout = Rows(settings.corpus, "heldout")
-        phase = plan_phase(config, objective_class, bool(prefix), rows, heldout, start)
-        labels = rows.manifest["splits"]["train"]["nsp_labels"]
-        if config.next_sentence and not any(labels.values()):
-            raise ValueError(
-                f"{settings.corpus} has {rows.manifest['config']['rows']}, not sentence pairs: set "
-                "config.next_sentence=False, or build it with rows=sentence_pairs"
-            )
-        phases.append(phase)
-        start = phase.stop
-    first, last = phases[0].train, phases[-1].train
-    is_same = {"vocab": first.tokenizer.sha256 == last.tokenizer.sha256}
-    for name in ("seed", "heldout_fraction"):
-        is_same[name] = first.manifest["config"][name] == last.manifest["config"][name]
-    for name in is_same:
-        if not is_same[name]:
-            raise ValueError(
-                f"{config.corpus} and {config.long_phase.corpus} differ in {name}: build both "
-                "with the same, so that the run trains on no held-out document"
-            )
-    # The share of held-out documents also depends on filters and rows, in small corpora.
-    if first.manifest.get("heldout_share") != last.manifest.get("heldout_share"):
-        raise ValueError(
-            f"{config.corpus} and {config.long_phase.corpus} hold out other documents, as they are "
-            "small: build both with a larger heldout_fraction"
-        )
-    check_positions(config.model, first.tokenizer.pad_id)
+    for name, phase_config in phase_configs(config).items():
+        check_has_corpus(name, phase_config)
+        corpus = phase_config.corpus
+        if corpus not in opened:
+            opened[corpus] = Rows(corpus, "train", config.seed), Rows(corpus, "heldout")
+        rows, heldout = opened[corpus]
+        check_rows(name, phase_config, rows)
+        contents = manifest_checksum(rows.manifest)
+        # The long phase begins its corpus, as it always has: runs of earlier versions resume.
+        first_row = 0 if name == "long_phase" else rows_read[contents]
+        start = phases[-1].stop if phases else 0
+        phase = plan_phase(phase_config, objective_class, name, rows, heldout, start)
+        phases.append(dataclasses.replace(phase, stream=RowStream([rows], first_rows=[first_row])))
+        rows_read[contents] += phase.num_steps * phase.batch_size
+    check_same_documents(phases)
+    check_positions(config.model, phases[0].train.tokenizer.pad_id)
     return phases
+
+
+def check_has_corpus(name: str, config: ConfigDict) -> None:
+    """Raises ValueError if the phase `name`, with this `config`, has no corpus."""
+    if not config.corpus:
+        prefix = f"config.{name}." if name else "config."
+        raise ValueError(
+            f"no corpus for {config.num_steps:,} steps on {'long' if name else 'short'} rows: "
+            f"set {prefix}corpus=DIR, or {prefix}num_steps=0 to skip this phase"
+        )
+
+
+def check_rows(name: str, config: ConfigDict, rows: Rows) -> None:
+    """Raises ValueError if rows are not those that the phase `name`, with this `config`, needs."""
+    labels = rows.manifest["splits"]["train"]["nsp_labels"]
+    if config.next_sentence and not any(labels.values()):
+        raise ValueError(
+            f"{rows.source} has {rows.manifest['config']['rows']}, not sentence pairs: set "
+            "config.next_sentence=False, or build it with rows=sentence_pairs"
+        )
+    if (expected := config.max_seq_length) and rows.max_seq_length != expected:
+        prefix = f"config.{name}." if name else "config."
+        raise ValueError(
+            f"{rows.source} has rows of {rows.max_seq_length} tokens, but {prefix}max_seq_length="
+            f"{expected}: set {prefix}corpus to one that was built with max_seq_length={expected}, "
+            f"or {prefix}max_seq_length={rows.max_seq_length}"
+        )
+
+
+def check_same_documents(phases: list[Phase]) -> None:
+    """Raises ValueError if the corpora differ in vocabulary or in the documents they hold out."""
+    first = phases[0].train
+    for rows in (phase.train for phase in phases[1:]):
+        both = f"{first.source} and {rows.source}"
+        is_same = {"vocab": first.tokenizer.sha256 == rows.tokenizer.sha256}
+        for name in ("seed", "heldout_fraction"):
+            is_same[name] = first.manifest["config"][name] == rows.manifest["config"][name]
+        for name in is_same:
+            if not is_same[name]:
+                raise ValueError(
+                    f"{both} differ in {name}: build both with the same, so that the run trains "
+                    "on no held-out document"
+                )
+        # The share of held-out documents also depends on filters and rows, in small corpora.
+        if first.manifest.get("heldout_share") != rows.manifest.get("heldout_share"):
+            raise ValueError(
+                f"{both} hold out other documents, as they are small: build both with a larger "
+                "heldout_fraction"
+            )
 
 
 def plan_phase(
     config: ConfigDict,
     objective_class: type[Objective],
-    is_long: bool,
+    name: str,
     rows,
     heldout: Rows | None,
     start: int,
 ) -> Phase:
-    """Returns the first or (`is_long`) the long phase of `config`, beginning at step `start`."""
-    settings = config.long_phase if is_long else config
-    given = settings.max_predictions
+    """Returns the phase `name`, which begins at step `start`; `config` is of `phase_configs`."""
+    given = config.max_predictions
     try:
         max_predictions = objective_class.max_predictions(config, given, rows.max_seq_length)
     except ValueError as error:
-        name = "long_phase.max_predictions" if is_long else "max_predictions"
-        raise ValueError(f"config.{name}={given}: {error}") from None
-    stop = start + settings.num_steps
+        prefix = f"config.{name}." if name else "config."
+        raise ValueError(f"{prefix}max_predictions={given}: {error}") from None
     return Phase(
         train=rows,
         heldout=heldout,
         start=start,
-        stop=stop,
-        batch_size=settings.batch_size,
+        stop=start + config.num_steps,
+        batch_size=config.batch_size,
         max_predictions=max_predictions,
         objective_class=objective_class,
-        is_long=is_long,
+        name=name,
     )
 
 
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a pre-training configuration. Raises ValueError."""
-    long_phase, total = config.long_phase, config.num_steps + config.long_phase.num_steps
-    # A first phase that is skipped leaves its warm-up unused.
-    has_own_warmup = config.num_steps and has_two_schedules(config)
-    config_fields.check_numbers(config, KNOWN)
+    phases = phases_of(config)
+    for name, own in phases.items():
+        if name.startswith("later_phases."):
+            check_fields_of_phase(name, own)
+    config_fields.check_numbers(config, known_fields(config))
+    total = sum(own.num_steps for own in phases.values())
+    lengths = {name: f"{name}.num_steps" if name else "num_steps" for name in phases}
     if not total:
-        raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
-    maximum, limited_by = total, "num_steps + long_phase.num_steps"
-    if has_own_warmup or not long_phase.num_steps:
-        maximum, limited_by = config.num_steps, "num_steps"
-    check_bounds(config, Bounds(0, maximum), "warmup_steps", limited_by=limited_by)
-    maximum, limited_by = long_phase.num_steps, "long_phase.num_steps"
-    check_bounds(config, Bounds(0, maximum), "long_phase.warmup_steps", limited_by=limited_by)
+        names = " and ".join(lengths.values())
+        raise ValueError(f"{names} are 0: there is nothing to train")
+    first = scheduled_steps(config)[0]
+    # A first phase that is skipped leaves its warm-up unused if the next one has its own.
+    if config.num_steps or not has_own_schedule(phases[first.phases[0]]):
+        limit = " + ".join(lengths[name] for name in first.phases)
+        check_bounds(config, Bounds(0, first.num_steps), "warmup_steps", limited_by=limit)
+    for name in filter(None, phases):
+        limit = Bounds(0, phases[name].num_steps)
+        check_bounds(config, limit, f"{name}.warmup_steps", limited_by=lengths[name])
     # The first two steps are not profiled.
     check_bounds(config, Bounds(0, max(total - 2, 0)), "profile_steps")
+
+
+def check_fields_of_phase(name: str, phase: ConfigDict) -> None:
+    """Raises ValueError if a later phase has an unknown field, or lacks one."""
+    found = config_fields.flatten(phase).keys()
+    for names, problem in (
+        (found - PHASE.keys(), "a phase has no such field"),
+        (PHASE.keys() - found, "it is missing"),
+    ):
+        if names:
+            raise ValueError(f"config.{name}.{min(names)}: {problem}; {MAKE_LATER_PHASES}")

@@ -152,10 +152,9 @@ def check_settings(workdir: pathlib.Path, settings: dict, may_change: Collection
         raise CheckpointError(f"{error}. Remove it to resume from the one before it") from error
     saved = flatten_dict(saved, sep=".")
     advice = "docs/pretraining.md, Stop and resume, lists the fields that may change"
-    lengths = ("num_epochs", "long_phase.num_steps")
-    lengths += ("num_steps",) * (
-        "num_epochs" not in settings
-    )  # In fine-tuning, it follows from the data.
+    lengths = {name for name in settings if name.endswith(".num_steps")} | {"num_epochs"}
+    if "num_epochs" not in settings:  # In fine-tuning, num_steps follows from the data.
+        lengths.add("num_steps")
     if any(saved.get(name) != settings.get(name) for name in lengths):
         advice = f"{how_to_train_further(workdir, settings)}{advice}"
     check_equal_settings(saved, settings, path, may_change, advice)

@@ -3,6 +3,9 @@
 The defaults are those of bert_base.py.
 """
 
+import re
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
 
 from bert_jax.runtime.config_fields import (
@@ -11,9 +14,54 @@ from bert_jax.runtime.config_fields import (
     POSITIVE,
     Bounds,
     Field,
+    make_config,
 )
 
 FROM_0_BELOW_1 = Bounds(0, 1, excludes_maximum=True)
+A_RATE = Bounds(0.001, 0.999)
+
+# A phase after the first: the fields that it sets anew, with the names that they have for the first
+# phase. None: as in the phase before, unless said otherwise. Those of paths and of running may
+# change when a run is resumed, like the tables below.
+PHASE_PATHS = {
+    "corpus": Field(None, "Directory of its corpus.", kind=str),
+}
+PHASE_TRAINING = {
+    "num_steps": Field(0, "Updates; 0: the phase is skipped.", AT_LEAST_0),
+    "batch_size": Field(None, "Rows per update, over all devices.", AT_LEAST_1, kind=int),
+    "max_seq_length": Field(
+        None, "Tokens of a row; a corpus with others is refused. None: any.", AT_LEAST_1, kind=int
+    ),
+    "max_predictions": Field(None, "None: from masking.rate (77 of 512 tokens).", kind=int),
+    # A new warm-up and decay begin with the phase if it sets one of the next two.
+    "learning_rate": Field(
+        None,
+        "Peak, for a warm-up and decay of its own. None: as in the first phase.",
+        POSITIVE,
+        kind=float,
+    ),
+    "warmup_steps": Field(
+        None, "Steps of a warm-up of its own. None: 0, or without a learning_rate none.", kind=int
+    ),
+    "masking.rate": Field(None, "Fraction of the tokens to predict.", A_RATE, kind=float),
+}
+PHASE_RUNNING = {
+    "per_device_batch_size": Field(
+        None, "Rows per device and microbatch; 0: one batch.", AT_LEAST_0, kind=int
+    ),
+}
+MAKE_LATER_PHASES = "make them with make_later_phases of configs/pretrain/fields.py"
+PHASE = PHASE_PATHS | PHASE_TRAINING | PHASE_RUNNING
+LONG_PHASE_TRAINING = PHASE_TRAINING | {
+    "num_steps": Field(100_000, "Updates on longer rows; 0: none.", AT_LEAST_0),
+    "batch_size": Field(256, "Longer rows per update, over all devices.", AT_LEAST_1),
+}
+
+
+def with_prefix(prefix: str, fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Returns a table of fields, those of the group `prefix`."""
+    return {f"{prefix}.{name}": field for name, field in fields.items()}
+
 
 # Paths. They may change when a run is resumed: their contents are compared instead.
 PATHS = {
@@ -50,19 +98,16 @@ TRAINING = {
         "Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).",
         kind=int,
     ),
+    "max_seq_length": Field(
+        None, "Tokens of a row; a corpus with others is refused. None: any.", AT_LEAST_1, kind=int
+    ),
     # A second phase, on longer rows. It has a warm-up and decay of its own if learning_rate or
     # warmup_steps is given; otherwise there is one over both phases.
-    "long_phase.num_steps": Field(100_000, "Updates on longer rows; 0: none.", AT_LEAST_0),
-    "long_phase.batch_size": Field(256, "Longer rows per update, over all devices.", AT_LEAST_1),
-    "long_phase.max_predictions": Field(None, "None: 77 of 512 tokens.", kind=int),
-    "long_phase.learning_rate": Field(
-        None,
-        "Peak, for a warm-up and decay of its own. None: as in the first phase.",
-        POSITIVE,
-        kind=float,
-    ),
-    "long_phase.warmup_steps": Field(
-        None, "Steps of a warm-up of its own. None: 0, or without a learning_rate none.", kind=int
+    **with_prefix("long_phase", LONG_PHASE_TRAINING),
+    "later_phases": Field(
+        {},
+        "Further phases: the result of make_later_phases in configs/pretrain/fields.py. Their "
+        "fields are those of long_phase, such as later_phases.phase_3.batch_size.",
     ),
     "init_optimizer": Field(
         False,
@@ -91,7 +136,7 @@ TRAINING = {
     "model.layer_norm_epsilon": Field(1e-12, "Added to the variance in LayerNorm."),
     "model.max_position_embeddings": Field(512, "Tokens of the longest sequence."),
     # Masking. How the tokens to predict are corrupted: the three fractions sum to 1.
-    "masking.rate": Field(0.15, "Fraction of the tokens to predict.", Bounds(0.001, 0.999)),
+    "masking.rate": Field(0.15, "Fraction of the tokens to predict.", A_RATE),
     "masking.unit": Field("token", 'Or "whole_word", "span" (SpanBERT) or "ngram" (ALBERT).'),
     "masking.repeat_after": Field(
         0, "Epochs after which a row's masks repeat; 0 means never.", AT_LEAST_0
@@ -173,9 +218,7 @@ RUNNING = {
     "per_device_batch_size": Field(
         0, "Rows per device and microbatch, with gradient accumulation; 0: one batch.", AT_LEAST_0
     ),
-    "long_phase.per_device_batch_size": Field(
-        None, "None: as in the first phase.", AT_LEAST_0, kind=int
-    ),
+    **with_prefix("long_phase", PHASE_RUNNING),
     "log_every": Field(100, "Steps between training losses in metrics.jsonl.", AT_LEAST_1),
     "eval_every": Field(
         10_000, "Steps between evaluations on held-out rows; 0: only at the end.", AT_LEAST_0
@@ -253,11 +296,53 @@ GENERATOR = {
     ),
 }
 
-# Every known field, in whichever configuration.
+# Every known field, in whichever configuration, but those of `later_phases`.
 KNOWN = MODERNBERT | FIELDS | OPTIONAL | GENERATOR
 
 # Those that may differ when a run is resumed.
 MAY_CHANGE = PATHS.keys() | RUNNING.keys()
+
+
+def make_later_phases(*phases: Mapping[str, object]) -> ConfigDict:
+    """Returns `config.later_phases`: a group phase_3, phase_4, ... for each of `phases`, in order.
+
+    Each has the dotted names of fields of `PHASE` and their values. Raises KeyError for others.
+    """
+    later = ConfigDict()
+    for number, values in enumerate(phases, 3):
+        phase = make_config(PHASE).lock()
+        phase.update_from_flattened_dict(values)
+        later[f"phase_{number}"] = phase.unlock()
+    return later
+
+
+def phases_of(config: ConfigDict) -> dict[str, ConfigDict]:
+    """Returns the group of fields of each phase, in their order; "" has those of the first."""
+    later = config.later_phases
+    for name in later:
+        if not re.fullmatch(r"phase_\d+", name):
+            raise ValueError(
+                f"config.later_phases.{name}: not phase_3, phase_4; {MAKE_LATER_PHASES}"
+            )
+    names = sorted(later, key=lambda name: int(name.removeprefix("phase_")))
+    groups = {"": config, "long_phase": config.long_phase}
+    return groups | {f"later_phases.{name}": later[name] for name in names}
+
+
+def known_fields(config: ConfigDict) -> dict[str, Field]:
+    """Returns the known fields of a configuration, those of its later phases included."""
+    known = dict(KNOWN)
+    for name in config.get("later_phases", ()):
+        known |= with_prefix(f"later_phases.{name}", PHASE)
+    return known
+
+
+def may_change(config: ConfigDict) -> set[str]:
+    """Returns the fields of a configuration that may differ when its run is resumed."""
+    names = set(MAY_CHANGE)
+    for name in config.later_phases:
+        names |= with_prefix(f"later_phases.{name}", PHASE_PATHS | PHASE_RUNNING).keys()
+    return names
 
 
 def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
@@ -269,13 +354,17 @@ def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
             f"unknown argument {arg!r} after the colon: expected 'runlocal' or nothing"
         )
     config.model.dtype = "float32"
-    config.num_steps = 10 if config.num_steps else 0
     config.per_device_batch_size = 0
-    config.batch_size = config.long_phase.batch_size = config.eval_batch_size = 8
-    config.long_phase.num_steps = 4 if config.long_phase.num_steps else 0
+    config.batch_size = config.eval_batch_size = 8
+    config.num_steps = 10 if config.num_steps else 0
     config.warmup_steps = 2
-    if config.long_phase.warmup_steps is not None:
-        config.long_phase.warmup_steps = 2
+    for name, phase in phases_of(config).items():
+        if not name:
+            continue
+        phase.batch_size = 8
+        phase.num_steps = 4 if phase.num_steps else 0
+        if phase.warmup_steps is not None:
+            phase.warmup_steps = 2
     config.log_every = 1  # The curves have a point for each of the few steps.
     config.eval_every = config.checkpoint_every = 5
     return config

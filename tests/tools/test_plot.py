@@ -49,18 +49,19 @@ def test_pretraining(tmp_path):
     }
 
 
-def test_start_of_the_long_phase_is_marked_in_each_panel(tmp_path):
+def test_starts_of_later_phases_are_marked_in_each_panel(tmp_path):
     write_metrics(tmp_path / "run", "train/mlm_loss heldout/mlm_loss learning_rate")
-    config = {"num_steps": 20, "long_phase": {"num_steps": 20}}
+    later = {"phase_10": {"num_steps": 5}, "phase_9": {"num_steps": 10}}
+    config = {"num_steps": 20, "long_phase": {"num_steps": 5}, "later_phases": later}
     path = tmp_path / "run" / "config.json"
     path.write_text(json.dumps(config))
     for axis in plot.draw(tmp_path / "run").axes:
-        assert [*axis.lines[-1].get_xdata()] == [20, 20]
-        assert axis.lines[-1].get_label() == "start of the long phase"
+        assert [line.get_xdata()[0] for line in axis.lines[-3:]] == [20, 25, 35]
+        assert axis.lines[-3].get_label() == "start of a later phase"
     for num_steps in ((20, 0), (40, 40)):  # Without a long phase, or before it.
         config = {"num_steps": num_steps[0], "long_phase": {"num_steps": num_steps[1]}}
         path.write_text(json.dumps(config))
-        assert "start of the long phase" not in str(curves(tmp_path / "run"))
+        assert "start of a later phase" not in str(curves(tmp_path / "run"))
 
 
 def test_legend_is_beside_the_curves_and_names_each_once(tmp_path):

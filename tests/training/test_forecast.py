@@ -22,7 +22,7 @@ def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
 
 PHASES = [
     Phase(rows(64), None, 0, 1000, 8, max_predictions=9, objective_class=MaskedLm),
-    Phase(rows(256), None, 1000, 1500, 4, 9, objective_class=MaskedLm, is_long=True),
+    Phase(rows(256), None, 1000, 1500, 4, 9, objective_class=MaskedLm, name="long_phase"),
 ]
 
 

@@ -7,16 +7,21 @@ import types
 import jax
 import numpy as np
 import pytest
+from absl import flags
 
 from bert_jax.configs.pretrain import bert_tiny
+from bert_jax.configs.pretrain.fields import known_fields, make_later_phases, phases_of
 from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import find_objective
 from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH
+from bert_jax.runtime.command_line import define_config, parse_flags
+from bert_jax.runtime.config_fields import flatten, format_fields
 from bert_jax.training.pretrain_setup import (
     check_numbers,
     make_model_config,
     open_phases,
+    phase_configs,
     plan_phase,
     pretraining_schedule,
     setup_pretraining,
@@ -31,10 +36,11 @@ def tiny_config(**changes):
     return config
 
 
-def planned(config, is_long=False, length=128):
+def planned(config, name="", length=128):
     manifest = {"splits": {"train": {"nsp_labels": {}}}}
     rows = types.SimpleNamespace(max_seq_length=length, max_sequences=8, manifest=manifest)
-    return plan_phase(config, find_objective(config.objective), is_long, rows, None, 0)
+    objective_class = find_objective(config.objective)
+    return plan_phase(phase_configs(config)[name], objective_class, name, rows, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_rows_are_masked_at_a_high_rate():
 def test_given_max_predictions_are_kept():
     config = tiny_config(max_predictions=25, long_phase__max_predictions=80)
     assert planned(config).max_predictions == 25
-    assert planned(config, is_long=True, length=512).max_predictions == 80
+    assert planned(config, "long_phase", length=512).max_predictions == 80
 
 
 def rates(config) -> list[float]:
@@ -100,6 +106,95 @@ def test_schedule_decays_over_both_phases_or_over_each(fields, expected):
     )
 
 
+def with_later_phases(config, *phases):
+    config.later_phases = make_later_phases(*phases)
+    return config
+
+
+def test_each_later_phase_is_as_the_one_before_but_for_what_it_sets():
+    config = tiny_config(num_steps=10, warmup_steps=0, corpus="a", batch_size=16)
+    config.long_phase.num_steps = 0
+    config = with_later_phases(
+        config,
+        {"num_steps": 5, "batch_size": 32},
+        {"batch_size": 1},  # Skipped: it has no steps.
+        {"num_steps": 4, "corpus": "b", "masking.rate": 0.05, "per_device_batch_size": 2},
+        {"num_steps": 3, "max_predictions": 9},
+    )
+    expected = {
+        "": ("a", 10, 16, None, 0.15, 0),
+        "later_phases.phase_3": ("a", 5, 32, None, 0.15, 0),
+        "later_phases.phase_5": ("b", 4, 32, None, 0.05, 2),
+        "later_phases.phase_6": ("b", 3, 32, 9, 0.05, 2),
+    }
+    names = "corpus num_steps batch_size max_predictions masking.rate per_device_batch_size"
+    found = {
+        name: tuple(flatten(each)[field] for field in names.split())
+        for name, each in phase_configs(config).items()
+    }
+    assert found == expected
+    check_numbers(config)
+    predictions = [planned(config, name, 100).max_predictions for name in expected]
+    assert predictions == [15, 15, 5, 9]
+
+
+def test_schedule_of_later_phases_goes_on_unless_they_set_a_rate_or_a_warm_up():
+    config = with_later_phases(
+        tiny_config(**SHORT),
+        {"num_steps": 6},
+        {"num_steps": 8, "warmup_steps": 4},
+        {"num_steps": 2},
+    )
+    np.testing.assert_allclose(
+        [float(pretraining_schedule(config)(step)) for step in range(56)],
+        decay(1e-3, 46, 5) + decay(1e-3, 10, 4),
+        rtol=1e-6,
+    )
+    check_numbers(config)
+
+
+def test_later_phases_read_on_where_the_one_before_has_stopped(corpus, long_corpus):
+    config = tiny_config(num_steps=3, batch_size=8, corpus=str(corpus))
+    config.long_phase.update({"num_steps": 2, "batch_size": 4, "corpus": str(long_corpus)})
+    config = with_later_phases(
+        config, {"num_steps": 2}, {"num_steps": 1, "corpus": str(corpus)}, {"num_steps": 1}
+    )
+    phases = open_phases(config)
+    assert [phase.train.max_seq_length for phase in phases] == [64, 128, 128, 64, 64]
+    assert [phase.stream.first_rows for phase in phases] == [[0], [0], [8], [24], [28]]
+    np.testing.assert_array_equal(
+        phases[-1].stream.read(0, 4)["row_ids"], phases[0].train.read(28, 32)["row_ids"]
+    )
+
+
+def test_later_phases_are_flags_and_unknown_names_are_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from bert_jax.configs.pretrain import bert_tiny, fields\n"
+        "def get_config():\n"
+        "    config = bert_tiny.get_config()\n"
+        "    config.later_phases = fields.make_later_phases({'num_steps': 7}, {'num_steps': 8})\n"
+        "    return config\n"
+    )
+
+    def parse(*arguments):
+        arguments, values = [f"--config={path}", *arguments], flags.FlagValues()
+        define_config("", known_fields, values, arguments)
+        parse_flags(["pretrain", *arguments], values)
+        return values.config
+
+    prefix = "--config.later_phases.phase_4"
+    config = parse(f"{prefix}.num_steps=5", f"{prefix}.masking.rate=0.05", f"{prefix}.corpus=a,b")
+    phase = phases_of(config)["later_phases.phase_4"]
+    assert (phase.num_steps, phase.masking.rate, phase.corpus) == (5, 0.05, "a,b")
+    with pytest.raises(SystemExit, match=r"there is no field 'num_stepz'; did you mean"):
+        parse(f"{prefix}.num_stepz=5")
+    with pytest.raises(KeyError, match="num_stepz"):
+        make_later_phases({"num_stepz": 5})
+    listed = format_fields(config, known_fields(config))
+    assert "--config.later_phases.phase_4.masking.rate: Fraction" in listed
+
+
 def test_warm_up_of_a_first_phase_that_is_skipped_is_no_error():
     own = {"num_steps": 0, "warmup_steps": 5, "long_phase__learning_rate": 1e-4}
     check_numbers(tiny_config(**SHORT | own))
@@ -108,7 +203,7 @@ def test_warm_up_of_a_first_phase_that_is_skipped_is_no_error():
 def test_each_phase_has_its_microbatches():
     for override, expected in ((None, (2, 2)), (4, (2, 8)), (0, (2, 1))):
         config = tiny_config(per_device_batch_size=16, long_phase__per_device_batch_size=override)
-        phases = [planned(config), planned(config, is_long=True)]
+        phases = [planned(config), planned(config, "long_phase")]
         setup = setup_pretraining(config, phases, UNCASED_ENGLISH)
         assert tuple(each.num_microbatches for each in setup.phases) == expected
 

@@ -22,7 +22,13 @@ from bert_jax.model.config import BertConfig
 from bert_jax.objectives import Objective, find_objective, learns_from_teacher
 from bert_jax.pods.chips import CHIPS, Chip, parse_topology
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_setup import Phase, PhaseSetup, PretrainSetup, plan_phase
+from bert_jax.training.pretrain_setup import (
+    Phase,
+    PhaseSetup,
+    PretrainSetup,
+    phase_configs,
+    plan_phase,
+)
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.pretrain_teacher import abstract_frozen
 from bert_jax.training.state import TrainState
@@ -92,15 +98,20 @@ def smallest_slice(chip: Chip) -> str:
 
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
-    """Returns the phases of a run with rows of `lengths`, without reading corpora."""
-    max_sequences = CorpusConfig().max_sequences
-    short, long = (
-        types.SimpleNamespace(max_seq_length=n, max_sequences=max_sequences) for n in lengths
-    )
-    objective_class = find_objective(config.objective)
-    first = plan_phase(config, objective_class, False, short, None, 0)
-    phases = first, plan_phase(config, objective_class, True, long, None, first.stop)
-    return [phase for phase in phases if phase.num_steps]
+    """Returns the phases of a run, without reading corpora.
+
+    Rows whose length the configuration does not say have those of `lengths`: of the first phase,
+    and of others.
+    """
+    phases, objective_class = [], find_objective(config.objective)
+    for name, phase_config in phase_configs(config).items():
+        rows = types.SimpleNamespace(
+            max_seq_length=phase_config.max_seq_length or lengths[bool(name)],
+            max_sequences=CorpusConfig().max_sequences,
+        )
+        start = phases[-1].stop if phases else 0
+        phases.append(plan_phase(phase_config, objective_class, name, rows, None, start))
+    return phases
 
 
 def compile_step(setup: PretrainSetup, phase_setup: PhaseSetup) -> tuple[dict[str, int], str]:

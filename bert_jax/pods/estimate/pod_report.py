@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import jax
 from ml_collections import ConfigDict
 
+from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.model.config import pad_to_tiles
 from bert_jax.pods.chips import CHIPS, Chip, parse_topology
 from bert_jax.pods.estimate import compilation
@@ -233,8 +234,11 @@ def find_fitting_changes(
 
 def _set_rows_per_device(config: ConfigDict, rows: int) -> dict[str, int]:
     """Returns the changes that set `per_device_batch_size` in all phases."""
-    prefixes = ["", "long_phase."] if config.long_phase.per_device_batch_size is not None else [""]
-    return {f"{prefix}per_device_batch_size": rows for prefix in prefixes}
+    changes = {"per_device_batch_size": rows}
+    for name, own in phases_of(config).items():
+        if name and own.per_device_batch_size is not None:
+            changes[f"{name}.per_device_batch_size"] = rows
+    return changes
 
 
 def sweep(

@@ -1,0 +1,49 @@
+"""Streams of rows: interleaved by weight, in the order of each corpus, from any position."""
+
+import types
+
+import numpy as np
+import pytest
+
+from bert_jax.data.row_stream import RowStream
+
+
+def corpus(name: int):
+    """A corpus whose row i is [name, i]."""
+
+    def read(start, stop):
+        return {"tokens": np.array([[name, i] for i in range(start, stop)]).reshape(-1, 2)}
+
+    return types.SimpleNamespace(read=read, shuffle_seed=0)
+
+
+def stream(*weights, first_rows=None):
+    first_rows = first_rows or [0] * len(weights)
+    return RowStream([corpus(n) for n in range(len(weights))], weights, first_rows)
+
+
+def test_one_corpus_is_read_in_its_order_from_the_first_row():
+    rows = stream(1.0, first_rows=[40]).read(3, 6)["tokens"]
+    assert rows.tolist() == [[0, 43], [0, 44], [0, 45]]
+
+
+def test_rows_are_interleaved_by_weight():
+    rows = stream(1.0, 0.5, 0.5, first_rows=[0, 100, 7]).read(0, 8)["tokens"]
+    assert rows.tolist() == [[2, 7], [0, 0], [1, 100], [0, 1], [2, 8], [0, 2], [1, 101], [0, 3]]
+
+
+@pytest.mark.parametrize("weights", [(0.3, 0.7), (1, 1e-3), (5, 1, 3, 0.01), (1e-3, 1)])
+def test_any_part_is_that_part_of_the_whole_and_has_each_corpus_by_its_weight(weights):
+    rows = stream(*weights)
+    whole = rows.read(0, 1000)["tokens"]
+    parts = [rows.read(start, start + 50)["tokens"] for start in range(0, 1000, 50)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    far = rows.read(10**10, 10**10 + 50)["tokens"]
+    np.testing.assert_array_equal(far[20:], rows.read(10**10 + 20, 10**10 + 50)["tokens"])
+    for name, weight in enumerate(weights):
+        places = whole[:, 0] == name
+        np.testing.assert_array_equal(whole[places, 1], np.arange(places.sum()))
+        counts = np.cumsum(places)
+        expected = np.arange(1, 1001) * weight / sum(weights)
+        assert np.abs(counts - expected).max() < 2
+        np.testing.assert_array_equal(rows.rows_of_each(np.arange(1, 1001))[name], counts)
