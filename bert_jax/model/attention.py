@@ -92,26 +92,30 @@ def attention_probabilities(scores: jax.Array, mask: AttentionMask, dtype) -> ja
     # Added rather than selected: XLA for CPUs fuses a product with an addition. Adding a score to
     # the minimum float32 rounds back to the minimum.
     bias = jnp.where(mask.pairs(), 0.0, jnp.finfo(jnp.float32).min)
-    return _softmax(scores, bias, dtype)
+    return _softmax(scores, bias, dtype, mask.may_hide_all)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _softmax(scores: jax.Array, bias: jax.Array, dtype) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _softmax(scores: jax.Array, bias: jax.Array, dtype, may_hide_all: bool) -> jax.Array:
     """Computes softmax in float32, returned and saved for the backward pass in `dtype`.
 
-    The gradient does not need `bias`: at masked positions the probability is 0.
+    The gradient does not need `bias`: at masked positions the probability is 0. If there may be
+    rows with all positions masked, this is ensured for them, too.
     """
-    return jax.nn.softmax(scores + bias, axis=-1).astype(dtype)
+    probabilities = jax.nn.softmax(scores + bias, axis=-1)
+    if may_hide_all:
+        probabilities = jnp.where(bias < 0, 0.0, probabilities)
+    return probabilities.astype(dtype)
 
 
-def _softmax_backward(dtype, probabilities, dy):
+def _softmax_backward(dtype, may_hide_all, probabilities, dy):
     probabilities, dy = probabilities.astype(jnp.float32), dy.astype(jnp.float32)
     weighted = probabilities * dy
     return weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True), None
 
 
-def _softmax_forward(scores, bias, dtype):
-    probabilities = _softmax(scores, bias, dtype)
+def _softmax_forward(scores, bias, dtype, may_hide_all):
+    probabilities = _softmax(scores, bias, dtype, may_hide_all)
     return probabilities, probabilities
 
 

@@ -11,43 +11,69 @@ import jax.numpy as jnp
 class AttentionMask:
     """Describes which positions of a row attend to which others, without an array of all pairs.
 
-    Padding attends to padding, so that no softmax is empty.
+    A position attends to those of its own sequence that neither `causal`, `window` nor `ranks`
+    hide. Padding attends to padding, so that no softmax is empty; unless `sees_own_rank` is False:
+    then a position may see nothing, and attention gives it zeros. All arrays are one entry per
+    position, so that a part of the row has the same part of each.
 
     Attributes:
       sequence_ids: int32 `[batch, length]`: 1, 2, ... for each sequence, 0 for padding. Positions
         attend to each other if their ids are equal.
       causal: whether each position attends only to itself and earlier ones.
       window: how many positions to its left, and to its right, a position attends to; None: all.
+      is_global: bool `[batch, length]`, the positions that the window does not concern: they attend
+        to all of their sequence, and all of it attends to them (Longformer; Beltagy et al., 2020,
+        section 3.1). None: none.
+      ranks: int32 `[batch, length]`: a position attends to those whose rank is at most its own, so
+        that the ranks of a permutation are its order of prediction (XLNet; Yang et al., 2019,
+        section 2.2), and equal ranks see each other. None: all.
+      sees_own_rank: False if a position attends only to smaller ranks than its own, as those that
+        predict their own token must (the query stream of XLNet, section 2.3).
     """
 
     sequence_ids: jax.Array
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    is_global: jax.Array | None = None
+    ranks: jax.Array | None = None
+    sees_own_rank: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def with_window(self, window: int) -> "AttentionMask":
         """Returns the mask of a layer that sees only `window` positions on each side."""
         return dataclasses.replace(self, window=window)
 
+    @property
+    def may_hide_all(self) -> bool:
+        """Whether there may be positions that see nothing, not even themselves."""
+        return self.ranks is not None and not self.sees_own_rank
+
     def pairs(self) -> jax.Array:
         """Returns bool `[batch, 1, length, length]`: whether a query, the first, sees a key."""
         positions = jnp.arange(self.sequence_ids.shape[1])
-        return self.pairs_of(self.sequence_ids, positions, self.sequence_ids, positions)
+        return self.pairs_with(self, positions, positions)
 
-    def pairs_of(
-        self,
-        query_ids: jax.Array,
-        query_positions: jax.Array,
-        key_ids: jax.Array,
-        key_positions: jax.Array,
+    def pairs_with(
+        self, keys: "AttentionMask", query_positions: jax.Array, key_positions: jax.Array
     ) -> jax.Array:
-        """Returns bool `[batch, 1, queries, keys]` for some positions, with their sequence ids.
+        """Returns bool `[batch, 1, queries, keys]` for parts of a row: of queries, and of `keys`.
 
-        Ids are `[batch, queries]` or `[batch, keys]`, positions in the row `[queries]` or `[keys]`.
+        The positions in the row are `[queries]` and `[keys]`.
         """
-        visible = query_ids[:, None, :, None] == key_ids[:, None, None, :]
+
+        def compare(compares, name: str) -> jax.Array:
+            queries, others = getattr(self, name), getattr(keys, name)
+            return compares(queries[:, None, :, None], others[:, None, None, :])
+
         offset = query_positions[:, None] - key_positions
+        visible = compare(jnp.equal, "sequence_ids")
+        if self.window is not None:
+            is_near = jnp.abs(offset) <= self.window
+            if self.is_global is not None:
+                is_near |= compare(jnp.logical_or, "is_global")
+            visible &= is_near
         if self.causal:
             visible &= offset >= 0
-        if self.window is not None:
-            visible &= jnp.abs(offset) <= self.window
+        if self.ranks is not None:
+            compares = jnp.greater_equal if self.sees_own_rank else jnp.greater
+            visible &= compare(compares, "ranks")
         return visible

@@ -2,9 +2,8 @@
 
 A block of queries at a time attends to spans of keys, with a running softmax (Milakov and
 Gimelshein, 2018; Dao et al., 2022), so that memory is linear in the length of rows. Spans in which
-no pair of any row may attend are skipped: with a window, all but one; without, those before the
-first sequence of the block, and after its last. The gradient computes the probabilities of each
-block again.
+no pair of any row may attend are skipped: those of other sequences, and with a window all but one,
+and those with global positions. The gradient computes the probabilities of each block again.
 """
 
 import dataclasses
@@ -57,15 +56,11 @@ class _Rows(NamedTuple):
 
     def _map(self, change) -> "_Rows":
         """Applies `change(array, axis of positions)` to all arrays."""
-        mask, dropout = self.mask, self.dropout
+        mask, dropout = jax.tree.map(lambda x: change(x, 1), self.mask), self.dropout
         if dropout is not None:
             words, key_words = change(dropout.words, 3), change(dropout.key_words, 1)
             dropout = dropout._replace(words=words, key_words=key_words)
-        return _Rows(
-            *(change(x, 2) for x in (self.query, self.key, self.value)),
-            dataclasses.replace(mask, sequence_ids=change(mask.sequence_ids, 1)),
-            dropout,
-        )
+        return _Rows(*(change(x, 2) for x in (self.query, self.key, self.value)), mask, dropout)
 
 
 def blocked_attention(
@@ -98,14 +93,13 @@ def _forward(rows: _Rows):
         """Returns the result of a block of queries, and the log of the sum of exp(scores)."""
         queries = rows.at(block * BLOCK, BLOCK)
 
-        def add_span(index, state):
+        def add_span(start, size, is_new, state):
             maximum, total, weighted = state
-            start = spans.start(block, index)
-            keys = rows.at(start, spans.size)
-            scores = _scores(queries, block * BLOCK, keys, start)
+            keys = rows.at(start, size)
+            scores = _scores(queries, block * BLOCK, keys, start, is_new)
             new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
-            # Until a query's first visible key, and at the latest its own, these sums hold garbage.
-            # Then this factor is 0: the maximum so far was the minimum float32.
+            # Until a query's first visible key, these sums hold garbage. Then this factor is 0: the
+            # maximum so far was the minimum float32.
             rescale = jnp.exp(maximum - new_maximum)
             weights = jnp.exp(scores - new_maximum)
             total = total * rescale + jnp.sum(weights, axis=-1, keepdims=True)
@@ -119,7 +113,12 @@ def _forward(rows: _Rows):
             jnp.zeros(shape),
         )
         maximum, total, weighted = spans.loop(block, add_span, state)
-        return (weighted / total).astype(rows.value.dtype), maximum + jnp.log(total)
+        log_total = maximum + jnp.log(total)
+        if rows.mask.may_hide_all:
+            is_empty = maximum == jnp.finfo(jnp.float32).min
+            weighted = jnp.where(is_empty, 0.0, weighted)
+            log_total = jnp.where(is_empty, jnp.inf, log_total)  # All probabilities are 0.
+        return (weighted / total).astype(rows.value.dtype), log_total
 
     outputs, log_totals = lax.map(attend, jnp.arange(rows.length // BLOCK))
     # Named, so that `jax.checkpoint` can save them, and not run the loop again for the gradient.
@@ -141,11 +140,10 @@ def _backward(residuals, dy):
             for x in (dy, delta, log_totals)
         )
 
-        def add_span(index, state):
+        def add_span(start, size, is_new, state):
             dquery, dkey, dvalue = state
-            start = spans.start(block, index)
-            keys = rows.at(start, spans.size)
-            scores = _scores(queries, block * BLOCK, keys, start)
+            keys = rows.at(start, size)
+            scores = _scores(queries, block * BLOCK, keys, start, is_new)
             probabilities = jnp.exp(scores - log_total)
             kept = _drop(queries, keys, probabilities).astype(dy.dtype)
             dkept = parallel_matmul(block_dy, keys.value.mT)
@@ -174,57 +172,99 @@ _attention.defvjp(_forward, _backward)
 
 
 class _KeySpans(NamedTuple):
-    """The keys that each block of queries reads: `counts` spans of `size` from `starts` on.
+    """The keys that each block of queries reads: a band, and then spans of a list.
 
     Attributes:
-      starts: int32 `[blocks]`.
-      counts: int32 `[blocks]`; None: one each.
-      size: of a span.
+      band_starts: int32 `[blocks]`; None without a band.
+      band_size: of the band.
+      starts: int32 `[blocks, spans]`; None without a list.
+      counts: int32 `[blocks]`, how many spans of its list a block reads.
+      size: of these spans.
     """
 
-    starts: jax.Array
+    band_starts: jax.Array | None
+    band_size: int
+    starts: jax.Array | None
     counts: jax.Array | None
     size: int
 
-    def start(self, block: jax.Array, index: jax.Array) -> jax.Array:
-        return self.starts[block] + index * self.size
-
     def loop(self, block: jax.Array, add_span, state):
-        if self.counts is None:
-            return add_span(0, state)
-        return lax.fori_loop(0, self.counts[block], add_span, state)
+        """Calls `add_span(start, size, is new, state)` for each span, which returns the state.
+
+        The third is bool `[size]`, False for keys that were in the band; None: all are new.
+        """
+        if self.band_starts is not None:
+            state = add_span(self.band_starts[block], self.band_size, None, state)
+        if self.starts is None:
+            return state
+
+        def add_listed(index, state):
+            start, is_new = self.starts[block, index], None
+            if self.band_starts is not None:
+                place = start + jnp.arange(self.size) - self.band_starts[block]
+                is_new = (place < 0) | (place >= self.band_size)
+            return add_span(start, self.size, is_new, state)
+
+        return lax.fori_loop(0, self.counts[block], add_listed, state)
 
 
 def _key_spans(rows: _Rows) -> _KeySpans:
     """Returns the spans that hold all keys that some query of each block sees."""
     mask, length = rows.mask, rows.length
-    first_queries = jnp.arange(0, length, BLOCK)
+    band_starts, band_size, size = None, 0, min(SPAN, length)
     if mask.window is not None:
-        size = min(BLOCK + 2 * mask.window, length)
-        return _KeySpans(jnp.clip(first_queries - mask.window, 0, length - size), None, size)
-    size = min(SPAN, length)
-    # A block sees a span if their ranges of ids overlap. In packed rows, where ids rise and padding
-    # is last, this is exact.
+        after = 0 if mask.causal else mask.window
+        band_size, size = min(mask.window + BLOCK + after, length), BLOCK
+        band_starts = jnp.arange(0, length, BLOCK) - mask.window
+        band_starts = jnp.clip(band_starts, 0, length - band_size)
+        if mask.is_global is None:
+            return _KeySpans(band_starts, band_size, None, None, size)
+    is_read = _may_attend(mask, size)
+    if band_starts is not None:
+        first_keys, first_of_band = jnp.arange(0, length, size), band_starts[:, None]
+        is_before = first_keys < first_of_band
+        is_after = first_keys + size > first_of_band + band_size
+        is_read &= is_before | is_after  # Not within the band.
+    starts = jnp.argsort(~is_read, axis=1, stable=True) * size
+    return _KeySpans(band_starts, band_size, starts, jnp.sum(is_read, axis=1), size)
+
+
+def _may_attend(mask: AttentionMask, size: int) -> jax.Array:
+    """Returns bool `[blocks, spans of size]`: whether a query of a block may see a key of a span.
+
+    With a window, only those count that see all of their sequence, or are seen by all of it.
+    """
+    # In any row, if their ranges of ids overlap. In packed rows, where ids rise and padding is
+    # last, this is exact.
     ids = jnp.where(mask.sequence_ids > 0, mask.sequence_ids, jnp.iinfo(jnp.int32).max)
     blocks, spans = (ids.reshape(len(ids), -1, each) for each in (BLOCK, size))
-    visible = blocks.min(-1)[:, :, None] <= spans.max(-1)[:, None]
-    visible &= blocks.max(-1)[:, :, None] >= spans.min(-1)[:, None]
-    visible = jnp.any(visible, axis=0)  # [blocks, spans], in any row.
+    may = blocks.min(-1)[:, :, None] <= spans.max(-1)[:, None]
+    may &= blocks.max(-1)[:, :, None] >= spans.min(-1)[:, None]
+    if mask.window is not None:
+        has_global = [mask.is_global.reshape(len(ids), -1, each).any(-1) for each in (BLOCK, size)]
+        may &= has_global[0][:, :, None] | has_global[1][:, None]
+    may = jnp.any(may, axis=0)
     if mask.causal:
-        visible &= jnp.arange(0, length, size) < first_queries[:, None] + BLOCK
-    first = jnp.argmax(visible, axis=1)
-    end = visible.shape[1] - jnp.argmax(visible[:, ::-1], axis=1)
-    return _KeySpans(first * size, end - first, size)
+        length = ids.shape[1]
+        may &= jnp.arange(0, length, size) < jnp.arange(0, length, BLOCK)[:, None] + BLOCK
+    return may
 
 
-def _scores(queries: _Rows, first_query: jax.Array, keys: _Rows, first_key: jax.Array) -> jax.Array:
+def _scores(
+    queries: _Rows,
+    first_query: jax.Array,
+    keys: _Rows,
+    first_key: jax.Array,
+    is_new: jax.Array | None,
+) -> jax.Array:
     """Returns float32 `[batch, heads, queries, keys]`; the minimum float32 for invisible keys."""
-    visible = queries.mask.pairs_of(
-        queries.mask.sequence_ids,
+    visible = queries.mask.pairs_with(
+        keys.mask,
         first_query + jnp.arange(queries.length),
-        keys.mask.sequence_ids,
         first_key + jnp.arange(keys.length),
     )
+    if is_new is not None:
+        visible &= is_new
     # Adding a score to the minimum float32 rounds back to the minimum.
     bias = jnp.where(visible, 0.0, jnp.finfo(jnp.float32).min)
     return parallel_matmul(queries.query, keys.key.mT) + bias
