@@ -19,6 +19,7 @@ from jax.sharding import Sharding
 from bert_jax.data.packing import pack_lengths
 
 NO_LABEL = -1
+COMPARED_SEQUENCES = 16  # With each position at a time, in `unpack_rows`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,22 +204,45 @@ def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, j
       max_sequences]`, 1 for a pair, 0 for a sequence without a second segment or an unused slot.
     """
     tokens = rows["tokens"].astype(jnp.int32)
-    start, second, end = jnp.moveaxis(rows["sequence_bounds"].astype(jnp.int32), -1, 0)
-    position = jnp.arange(tokens.shape[1])[None, :, None]
-    inside = (position >= start[:, None]) & (
-        position < end[:, None]
-    )  # [batch, length, max_sequences]
+    bounds = rows["sequence_bounds"].astype(jnp.int32)
+    start, second, end = jnp.moveaxis(bounds, -1, 0)
     batch = {
         "tokens": tokens,
-        "segment_ids": jnp.sum(inside & (position >= second[:, None]), axis=-1),
-        "position_ids": jnp.sum(inside * (position - start[:, None]), axis=-1),
-        "sequence_ids": jnp.sum(inside * jnp.arange(1, start.shape[1] + 1), axis=-1),
         "pooled_positions": jnp.maximum(end - 1, 0) if causal else start,
     }
+    batch |= _describe_positions(bounds, tokens.shape[1])
     if "nsp_labels" in rows:
         batch["nsp_labels"] = rows["nsp_labels"].astype(jnp.int32)
         batch["nsp_weights"] = (end > second).astype(jnp.float32)
     return batch
+
+
+def _describe_positions(bounds: jax.Array, length: int) -> dict[str, jax.Array]:
+    """Returns the arrays of `unpack_rows` that describe positions, for `[batch, sequences, 3]`.
+
+    Compares all positions with a few sequences at a time, so that no array is of positions by
+    sequences: a long row may have hundreds.
+    """
+    position = jnp.arange(length)[None, :, None]
+    size = min(bounds.shape[1], COMPARED_SEQUENCES)
+
+    def describe(few, first_number):
+        start, second, end = jnp.moveaxis(few, -1, 0)[:, :, None]  # [batch, 1, size]
+        inside = (position >= start) & (position < end)
+        return {
+            "segment_ids": jnp.sum(inside & (position >= second), axis=-1),
+            "position_ids": jnp.sum(inside * (position - start), axis=-1),
+            "sequence_ids": jnp.sum(inside * (first_number + jnp.arange(size)), axis=-1),
+        }
+
+    def add(index, sums):
+        few = jax.lax.dynamic_slice_in_dim(padded, index * size, size, axis=1)
+        return jax.tree.map(jnp.add, sums, describe(few, 1 + index * size))
+
+    sums = describe(bounds[:, :size], 1)
+    padded = jnp.pad(bounds, ((0, 0), (0, -bounds.shape[1] % size), (0, 0)))
+    count = padded.shape[1] // size
+    return jax.lax.fori_loop(1, count, add, sums) if count > 1 else sums
 
 
 def steps_per_epoch(num_features: int, batch_size: int) -> int:

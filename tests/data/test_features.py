@@ -17,6 +17,7 @@ from bert_jax.data.features import (
     finetune_batches,
     make_sequence,
     steps_per_epoch,
+    unpack_rows,
 )
 from bert_jax.model.heads import HEADS
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
@@ -225,3 +226,37 @@ def test_empty_text_without_special_tokens_is_refused():
     tokenizer = types.SimpleNamespace(cls_id=8, sep_id=9, layout=Layout(0, True, is_bare=True))
     with pytest.raises(ValueError, match="a text has no tokens, and this tokenizer adds no spec"):
         make_sequence(tokenizer, [])
+
+
+def test_rows_of_more_sequences_than_are_compared_at_a_time_unpack_as_ever():
+    bounds = np.zeros((2, 18, 3), np.uint16)
+    # Of one token, and of three with a second segment. In the other row the last slot alone is in
+    # use, and its sequence begins after padding.
+    starts = np.arange(18) * 2 - np.arange(18) % 2
+    bounds[0] = np.stack([starts, starts + 1, starts + [1, 3] * 9], axis=1)
+    bounds[1, 17] = 4, 10, 12
+    batch = unpack_rows({"tokens": np.arange(76).reshape(2, 38), "sequence_bounds": bounds})
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        "tokens": [[*range(38)], [*range(38, 76)]],
+        "pooled_positions": [
+            [0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29, 32, 33],
+            [0] * 17 + [4],
+        ],
+        "segment_ids": [[0, 0, 1, 1] * 9 + [0, 0], [0] * 10 + [1, 1] + [0] * 26],
+        "position_ids": [[0, 0, 1, 2] * 9 + [0, 0], [0] * 4 + [*range(8)] + [0] * 26],
+        "sequence_ids": [
+            [1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10, 10, 10, 11, 12, 12, 12]
+            + [13, 14, 14, 14, 15, 16, 16, 16, 17, 18, 18, 18, 0, 0],
+            [0] * 4 + [18] * 8 + [0] * 26,
+        ],
+    }
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+
+
+def test_unpacking_long_rows_takes_no_array_of_positions_by_sequences():
+    rows = {
+        "tokens": jax.ShapeDtypeStruct((2, 8192), np.uint16),
+        "sequence_bounds": jax.ShapeDtypeStruct((2, 1000, 3), np.uint16),
+    }
+    memory = jax.jit(unpack_rows).lower(rows).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 10 * 2 * 8192 * 4
