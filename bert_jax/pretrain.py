@@ -20,7 +20,7 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.checkpoints.native import Checkpointer, load_settings
+from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
 from bert_jax.checkpoints.parameters import LoadedModel, modules_of
 from bert_jax.configs.pretrain.fields import FIELDS, known_fields, may_change
 from bert_jax.data.batches import heldout_batches, pretrain_batches
@@ -33,6 +33,7 @@ from bert_jax.runtime.errors import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training import forecast, metrics, monitoring
+from bert_jax.training.branch import find_branch
 from bert_jax.training.goodput import StepTimer
 from bert_jax.training.initial_weights import (
     choose_weights,
@@ -94,9 +95,13 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         weights = choose_weights(setup, source, teacher)
         sharding = batch_sharding(setup.mesh)
 
+        settings = run_settings(setup, phases, {"init_from": weights, "teacher": teacher})
+        branch = None
+        if config.branch_from and not saved_steps(workdir / "checkpoints"):
+            branch = find_branch(config, settings)
+
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
-    settings = run_settings(setup, phases, {"init_from": weights, "teacher": teacher})
     exit_stack.enter_context(claim_workdir(workdir, settings, may_change(config)))
     monitoring.enable_compilation_cache(workdir)
     checkpointer = Checkpointer(
@@ -106,6 +111,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         checksums=config.checksums,
         keep_last=config.keep_checkpoints,
         keep_every=config.keep_every,
+        keep_step=setup.stable_step,
     )
     exit_stack.callback(checkpointer.close)
 
@@ -115,14 +121,17 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if first_step == num_steps and result_path.exists():
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text(encoding="utf-8"))
+    checkpoint = checkpointer.directory / str(first_step) if first_step else branch
+    if branch:
+        first_step = int(branch.name)
     # The first two steps that a process runs are not profiled.
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     forecast.log_run(setup, first_step)
-    if first_step:
-        logging.info("Resuming from step %d in %s", first_step, workdir)
+    if checkpoint:
+        logging.info("Resuming from step %d in %s", first_step, checkpoint.parents[1])
         watchdog.beat(f"restoring step {first_step}")
-        state = checkpointer.restore(first_step, setup.abstract_state)
-        saved = load_settings(checkpointer.directory / str(first_step))
+        state = checkpointer.restore(checkpoint, setup.abstract_state)
+        saved = load_settings(checkpoint)
         # With these metrics, the next report equals that of an uninterrupted run.
         unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
     else:
@@ -161,7 +170,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         if first_step >= phase.stop:
             continue
         update_step = make_pretrain_step(
-            setup.model,
+            phase_setup.model,
             setup.optimizer,
             setup.shardings,
             objective,
@@ -196,6 +205,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             reports = is_due(step, config.log_every) or is_early or ends_phase
             evaluates = is_due(step, config.eval_every) and step != num_steps
             saves = is_due(step, config.checkpoint_every) or ends_phase or stops
+            saves = saves or step == setup.stable_step
             if not (reports or evaluates or saves):
                 continue
 
@@ -223,6 +233,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 watchdog.beat(f"saving step {step}", limited=False)
                 writer.sync()
                 checkpointer.settings = settings | {
+                    "architecture": config_to_settings(phase_setup.model.config),
                     "trained_length": length,
                     "unreported": jax.tree.map(float, unreported),
                     # A stop leaves no time for it: the resumed run does it.
@@ -268,7 +279,7 @@ def make_eval_steps(setup: PretrainSetup, frozen: dict) -> list[Callable]:
     """Returns the jitted (params, rows) -> sums for the objective of each phase."""
     steps = []
     for phase in setup.phases:
-        step = make_eval_step(setup.model, setup.mesh, phase.objective, seed=setup.config.seed)
+        step = make_eval_step(phase.model, setup.mesh, phase.objective, seed=setup.config.seed)
         steps.append(functools.partial(step, frozen=frozen))
     return steps
 

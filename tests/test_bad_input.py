@@ -407,6 +407,17 @@ BAD_FIELDS = [
         "config.later_phases.phase_4.batch_size: it is miss",
     ),
     ({"later_phases__decay": {"num_steps": 1}}, "config.later_phases.decay: not phase_3"),
+    (
+        {"num_steps": 5, "warmup_steps": 2, "decay_steps": 4},
+        "config.decay_steps=4: expected at least 0 and at most 3, which is the steps after the",
+    ),
+    ({"decay_steps": 2, "decay_shape": "cosine"}, "decay_shape 'cosine'"),
+    ({"decay_shape": "linear"}, "set decay_steps"),
+    ({"later_phases__phase_3__model__global_rope_base": 1e5}, "bert has no such field"),
+    (
+        {"later_phases__phase_3__model__max_position_embeddings": 600},
+        "config.later_phases.phase_3.model changes encoder/embeddings/position_embedding",
+    ),
     ({"model__hidden_size": 100}, "hidden_size"),
     ({"init_optimizer": True}, "init_from"),
     ({"model__size": None}, "config.model.size"),

@@ -45,7 +45,8 @@ MISREAD = re.compile(r"[*?[\\]|:(/|$)|[\ud800-\udfff]")
 class Checkpointer:
     """Saves and restores the training state of one run in `<workdir>/checkpoints`.
 
-    Keeps the last `keep_last` checkpoints and those at multiples of `keep_every` (0: none).
+    Keeps the last `keep_last` checkpoints, those at multiples of `keep_every` (0: none), and that
+    of the step `keep_step`, if given.
     Reading and writing raise CheckpointError, or LostProcess if another process was lost.
     """
 
@@ -57,6 +58,7 @@ class Checkpointer:
         *,
         keep_last: int,
         keep_every: int = 0,
+        keep_step: int | None = None,
         checksums: bool = True,
     ):
         """Removes unfinished checkpoints of earlier runs; on a bucket, `save` and `wait` do.
@@ -64,7 +66,7 @@ class Checkpointer:
         `checksums` says whether checksums are written and compared, which reads each file twice.
         """
         self.directory = absolute(workdir) / "checkpoints"
-        self._keep_last, self._keep_every = keep_last, keep_every
+        self._keep_last, self._keep_every, self._keep_step = keep_last, keep_every, keep_step
         self._checksums = checksums
         self.settings = settings  # Stored with the next checkpoints.
         # CheckpointManager would wait ten minutes for the other processes to report a failed write.
@@ -104,7 +106,8 @@ class Checkpointer:
             if jax.process_index() == 0:
                 steps = saved_steps(self.directory)
                 for step in steps[: -self._keep_last]:
-                    if not self._keep_every or step % self._keep_every:
+                    is_due = self._keep_every and step % self._keep_every == 0
+                    if not is_due and step != self._keep_step:
                         remove_checkpoint(self.directory / str(step))
                 if is_bucket(self.directory):
                     _remove_unfinished_before(self.directory, steps)

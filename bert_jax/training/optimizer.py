@@ -3,8 +3,10 @@
 - `bert_adam`: the released optimizer, Adam without bias correction and with decoupled decay.
 - `adamw`: the same with bias correction (Loshchilov & Hutter, 2019).
 - `lamb`: You et al. (2020), with one trust ratio per layer of a stacked parameter.
+- `stable_adamw`: AdamW with update clipping (Wortsman et al., 2023, algorithm 2), per layer, too.
 
-All first clip gradients by their global norm; LayerNorm parameters and biases are not decayed.
+All but the last first clip gradients by their global norm; LayerNorm parameters and biases are not
+decayed.
 """
 
 import functools
@@ -18,7 +20,7 @@ import optax
 
 from bert_jax.model.layer_stack import layers_with
 
-OPTIMIZERS = ("bert_adam", "adamw", "lamb")
+OPTIMIZERS = ("bert_adam", "adamw", "lamb", "stable_adamw")
 
 
 class Hyperparameters(NamedTuple):
@@ -57,6 +59,33 @@ def make_schedule(
     return learning_rate
 
 
+def make_stable_schedule(
+    peak: float, num_steps: int, warmup_steps: int, decay_steps: int, shape: str | None = None
+) -> optax.Schedule:
+    """Returns a schedule of warm-up, constant rate and decay: step, from 0 -> learning rate.
+
+    After a linear ramp from 0 over `warmup_steps`, the rate is `peak` until the last `decay_steps`
+    of `num_steps`. Then it falls to 0: "linear", or "1-sqrt" (None), one minus the square root of
+    the fraction of `decay_steps` that is done (Hägele et al., 2024). Raises ValueError for another
+    `shape`.
+    """
+    if shape not in (None, "1-sqrt", "linear"):
+        raise ValueError(f"unknown decay_shape {shape!r}: expected 1-sqrt or linear")
+
+    # Whatever decay_steps, this compiles to the same instructions, so that runs with different
+    # decays agree bit for bit until then. (A decay of one step is at the peak.)
+    per_step = 1.0 / max(decay_steps, 2)
+
+    def learning_rate(step):
+        step = jnp.asarray(step, jnp.float32)
+        done = jnp.clip((step - (num_steps - decay_steps)) * per_step, 0.0, 1.0)
+        falling = 1.0 - (done if shape == "linear" else jnp.sqrt(done))
+        ramp = peak * step / max(warmup_steps, 1)
+        return jnp.where(step < warmup_steps, ramp, peak * falling)
+
+    return learning_rate
+
+
 def make_optimizer(
     name: str,
     learning_rate: optax.Schedule,
@@ -67,14 +96,20 @@ def make_optimizer(
     beta2: float = 0.999,
     epsilon: float = 1e-6,
 ) -> optax.GradientTransformation:
-    """Builds the optimizer `name`, one of `OPTIMIZERS`; raises ValueError for another name."""
+    """Builds the optimizer `name`, one of `OPTIMIZERS`; raises ValueError for another name.
+
+    `stable_adamw` does not use `clip_norm`: its updates are clipped instead.
+    """
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {name!r}: expected one of {', '.join(OPTIMIZERS)}")
-    transforms = [
-        optax.clip_by_global_norm(clip_norm),
+    decayed_adam = (
         _scale_by_adam(beta1, beta2, epsilon, bias_correction=name != "bert_adam"),
         optax.add_decayed_weights(weight_decay, mask=is_decayed),
-    ]
+    )
+    if name == "stable_adamw":
+        transforms = [_clip_updates(optax.chain(*decayed_adam), beta2, epsilon)]
+    else:
+        transforms = [optax.clip_by_global_norm(clip_norm), *decayed_adam]
     if name == "lamb":
         transforms.append(_scale_by_layer_trust_ratio())
     transforms.append(optax.scale_by_learning_rate(learning_rate))
@@ -148,10 +183,8 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
         count = state.count + 1
         mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, gradients, state.mu)
         nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * g * g, gradients, state.nu)
-        # expm1: 1 - 0.999^t loses five of float32's seven digits in the first steps.
         correction1, correction2 = (
-            -jnp.expm1(count * math.log(beta)) if bias_correction and beta else 1.0
-            for beta in (beta1, beta2)
+            _bias_correction(beta, count) if bias_correction else 1.0 for beta in (beta1, beta2)
         )
         updates = jax.tree.map(
             lambda m, v: (m / correction1) / (jnp.sqrt(v / correction2) + epsilon), mu, nu
@@ -159,6 +192,40 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
         return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
     return optax.GradientTransformation(optax.scale_by_adam().init, update)
+
+
+def _bias_correction(beta: float, count: jax.Array) -> jax.Array | float:
+    """Returns 1 - beta^count."""
+    # expm1: 1 - 0.999^t loses five of float32's seven digits in the first steps.
+    return -jnp.expm1(count * math.log(beta)) if beta else 1.0
+
+
+def _clip_updates(adamw: optax.GradientTransformation, beta2: float, epsilon: float):
+    """Divides the updates of `adamw` by max(1, RMS of g / sqrt(v)), of each layer's tensor.
+
+    v is the corrected mean of squares, at least epsilon^2. So an update, weight decay included,
+    shrinks where the gradient has outgrown its mean.
+    """
+
+    def update(gradients, state, params):
+        updates, state = adamw.update(gradients, state, params)
+        adam, _ = state
+        correction = _bias_correction(beta2, adam.count)
+
+        def clip(path, update, gradient, nu):
+            ratios = jnp.square(gradient) / jnp.maximum(nu / correction, epsilon**2)
+            rms = jnp.sqrt(jnp.mean(ratios, _axes_of_tensor(path, update), keepdims=True))
+            return update / jnp.maximum(rms, 1.0)
+
+        return jax.tree_util.tree_map_with_path(clip, updates, gradients, adam.nu), state
+
+    return optax.GradientTransformation(adamw.init, update)
+
+
+def _axes_of_tensor(path: tuple, leaf: jax.Array) -> tuple[int, ...]:
+    """Returns the axes of a tensor: all, except that layers are stacked on axis 0."""
+    is_stacked = any(entry.key == "layers" for entry in path)
+    return tuple(range(1 if is_stacked else 0, leaf.ndim))
 
 
 def _scale_by_layer_trust_ratio():
@@ -171,8 +238,7 @@ def _scale_by_layer_trust_ratio():
     def scale(path, update, param):
         if path[-1].key in ("bias", "scale"):
             return update
-        stacked = any(entry.key == "layers" for entry in path)
-        axes = tuple(range(1 if stacked else 0, param.ndim))
+        axes = _axes_of_tensor(path, param)
         squares = [jnp.sum(jnp.square(x), axes, keepdims=True) for x in (param, update)]
         param_norm, update_norm = map(jnp.sqrt, squares)
         defined = (param_norm > 0) & (update_norm > 0)

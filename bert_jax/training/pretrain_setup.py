@@ -38,7 +38,11 @@ from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.optimizer import make_optimizer, make_schedule
+from bert_jax.training.optimizer import (
+    make_optimizer,
+    make_schedule,
+    make_stable_schedule,
+)
 from bert_jax.training.state import TrainState, init_state
 
 # Fields of `config.model` that are not the model config's.
@@ -85,12 +89,14 @@ class PhaseSetup:
       objective: turns its rows into batches, and computes the losses.
       num_microbatches: per update.
       flops_per_row: the FLOPs of an update per row.
+      model: the model, with the phase's own fields; its parameters are those of all phases.
     """
 
     phase: Phase
     objective: Objective
     num_microbatches: int
     flops_per_row: float
+    model: nn.Module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +106,16 @@ class PretrainSetup:
     Attributes:
       config: of the run.
       phases: of the run, in order.
-      model, mesh: of all phases.
+      model: of the first phase.
+      mesh: of all phases.
       schedule: step, counted from 0 -> learning rate.
       optimizer: with this schedule.
       init: (key, `pretrained` parameters) -> initial state; to be jitted with `shardings`.
       abstract_state: the shapes, dtypes and shardings of the state.
       shardings: of the state.
       teacher_settings: the settings stored with a teacher's weights; None without a teacher.
+      stable_step: the last step at a constant learning rate, whose checkpoint is kept for further
+        decays from it; None if the rate decays from the start.
     """
 
     config: ConfigDict
@@ -119,6 +128,7 @@ class PretrainSetup:
     abstract_state: TrainState
     shardings: TrainState
     teacher_settings: Mapping | None = None
+    stable_step: int | None = None
 
 
 def setup_pretraining(
@@ -139,7 +149,7 @@ def setup_pretraining(
     objectives = [
         build_objective(configs[phase.name], tokenizer, phase, teacher_settings) for phase in phases
     ]
-    objective = objectives[0]  # The model is the same in all phases.
+    objective = objectives[0]  # Its parameters are those of all phases.
     source = config_from_settings(source_settings) if source_settings else None
     teacher = config_from_settings(teacher_settings) if teacher_settings else None
     # The embeddings of some models have more rows than their tokenizer has ids.
@@ -148,10 +158,13 @@ def setup_pretraining(
         if pretrained:
             vocab_size = max(vocab_size, pretrained.vocab_size)
     model_config = make_model_config(config, vocab_size, source, causal=objective.causal)
-    check_lengths(phases, model_config, teacher)
+    model_configs = [model_config_of(phase, configs[phase.name], model_config) for phase in phases]
+    for phase, each in zip(phases, model_configs, strict=True):
+        check_length(phase, each, teacher)
     mesh = make_mesh(**config.mesh, devices=devices)
     plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
-    model = objective.make_model(model_config, plan)
+    models = {each: objective.make_model(each, plan) for each in dict.fromkeys(model_configs)}
+    model = models[model_configs[0]]
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if config.eval_batch_size % num_shards:
         expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
@@ -170,6 +183,9 @@ def setup_pretraining(
     batch = jax.eval_shape(objective.prepare, rows, jax.random.key(config.seed))
     init = functools.partial(init_state, model=model, optimizer=optimizer, batch=batch)
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
+    for phase, each in zip(phases, model_configs, strict=True):
+        if each != model.config:
+            check_same_parameters(phase, models[each], batch, shapes.params)
     rules = (*objective.rules, *architecture_of(model_config).RULES)
     shardings = infer_shardings(shapes, mesh, rules)
     if config.shard_weight_update:
@@ -180,13 +196,15 @@ def setup_pretraining(
             objective=each,
             num_microbatches=count_microbatches(configs[phase.name], phase, num_shards),
             flops_per_row=each.flops_per_row(
-                model_config, phase.train.max_seq_length, phase.train.max_sequences
+                phase_model_config, phase.train.max_seq_length, phase.train.max_sequences
             ),
+            model=models[phase_model_config],
         )
-        for phase, each in zip(phases, objectives, strict=True)
+        for phase, each, phase_model_config in zip(phases, objectives, model_configs, strict=True)
     )
-    for phase, encoder_config in itertools.product(phases, encoders_of(model).values()):
-        log_path(model.plan, encoder_config, phase.train.max_seq_length)
+    for each in phase_setups:
+        for encoder_config in encoders_of(each.model).values():
+            log_path(model.plan, encoder_config, each.phase.train.max_seq_length)
     return PretrainSetup(
         config=config,
         phases=phase_setups,
@@ -198,6 +216,7 @@ def setup_pretraining(
         abstract_state=with_shardings(shapes, shardings),
         shardings=shardings,
         teacher_settings=teacher_settings,
+        stable_step=stable_step(config),
     )
 
 
@@ -233,9 +252,47 @@ def count_microbatches(config: ConfigDict, phase: Phase, num_shards: int) -> int
     return phase.batch_size // microbatch_size if rows_per_device else 1
 
 
-def check_lengths(phases: list[Phase], model_config, teacher=None) -> None:
+def model_config_of(phase: Phase, config: ConfigDict, model_config):
+    """Returns the model config of a phase: that of the run, with the fields that phases may set.
+
+    `config` is the phase's. Raises ValueError for a field that the architecture does not have.
+    """
+    fields = {}
+    for name in PHASE:
+        group, _, field = name.partition(".")
+        value = config.model.get(field) if group == "model" else None
+        if value is not None:
+            if not hasattr(model_config, field):
+                raise ValueError(
+                    f"config.{phase.name}.{name}={value}: {model_config.architecture} has no such "
+                    "field: set it to None"
+                )
+            fields[field] = value
+    return dataclasses.replace(model_config, **fields)
+
+
+def check_same_parameters(phase: Phase, model: nn.Module, batch: dict, expected: dict) -> None:
+    """Raises ValueError if the model of a phase has other parameters than the run's first."""
+    params = jax.eval_shape(model.lazy_init, jax.random.key(0), batch)["params"]
+    shapes, others = (
+        {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+            for path, leaf in leaves
+        }
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (params, expected))
+    )
+    for path in sorted(shapes | others):
+        if shapes.get(path) != others.get(path):
+            raise ValueError(
+                f"config.{phase.name}.model changes {path}, which is {others.get(path)} in the "
+                f"first phase, to {shapes.get(path)}: {model.config.architecture} needs the same "
+                "value in all phases"
+            )
+
+
+def check_length(phase: Phase, model_config, teacher=None) -> None:
     """Raises ValueError if the model or its teacher has too few positions for the rows."""
-    max_length = max(phase.train.max_seq_length for phase in phases)
+    max_length = phase.train.max_seq_length
     if max_length > model_config.max_position_embeddings:
         raise ValueError(
             f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
@@ -269,7 +326,7 @@ def phase_configs(config: ConfigDict) -> dict[str, ConfigDict]:
         if not own.num_steps:
             continue
         if name:
-            previous = copy.deepcopy(previous)
+            previous = copy.deepcopy(previous).unlock()
             previous.max_predictions = own.max_predictions
             values = config_fields.flatten(own)
             for each in ("learning_rate", "warmup_steps"):
@@ -318,15 +375,23 @@ def scheduled_steps(config: ConfigDict) -> list[ScheduledSteps]:
 
 def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
     """Returns the learning rate of each step, counted from 0."""
-    parts = scheduled_steps(config)
-    schedules = [
-        make_schedule(
-            part.peak, part.num_steps, part.warmup_steps, config.decay_from, config.decay_power
-        )
-        for part in parts
-    ]
+    schedules, parts = [], scheduled_steps(config)
+    for part in parts:
+        numbers = part.peak, part.num_steps, part.warmup_steps
+        if config.decay_steps is None:
+            schedules.append(make_schedule(*numbers, config.decay_from, config.decay_power))
+        else:
+            decay_steps = config.decay_steps if part is parts[-1] else 0
+            schedules.append(make_stable_schedule(*numbers, decay_steps, config.decay_shape))
     ends = itertools.accumulate(part.num_steps for part in parts[:-1])
     return optax.join_schedules(schedules, list(ends))
+
+
+def stable_step(config: ConfigDict) -> int | None:
+    """Returns the last step at a constant learning rate; None if it decays from the start."""
+    if config.decay_steps is None:
+        return None
+    return sum(own.num_steps for own in phases_of(config).values()) - config.decay_steps
 
 
 def make_model_config(config: ConfigDict, vocab_size: int, source=None, *, causal: bool = False):
@@ -518,6 +583,13 @@ def check_numbers(config: ConfigDict) -> None:
     for name in filter(None, phases):
         limit = Bounds(0, phases[name].num_steps)
         check_bounds(config, limit, f"{name}.warmup_steps", limited_by=lengths[name])
+    last = scheduled_steps(config)[-1]
+    limit = Bounds(0, last.num_steps - last.warmup_steps)
+    check_bounds(config, limit, "decay_steps", limited_by="the steps after the last warm-up")
+    if config.decay_shape is not None and config.decay_steps is None:
+        raise ValueError(
+            f"config.decay_shape={config.decay_shape} has no effect: set decay_steps, too"
+        )
     # The first two steps are not profiled.
     check_bounds(config, Bounds(0, max(total - 2, 0)), "profile_steps")
 

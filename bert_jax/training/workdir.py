@@ -167,6 +167,12 @@ def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
         weights = shlex.quote(str(workdir))
         further = f"start another one, in another workdir, with config.init_from={weights}"
         return f"{reason}. To train it further, {further}. "
+    if settings.get("decay_steps") is not None:
+        return (
+            f"{reason}. To go on from its last step at a constant learning rate, start another one "
+            "in another workdir, with other decay_steps, num_steps or later phases, and "
+            f"--config.branch_from={shlex.quote(str(workdir))}/checkpoints/STEP. "
+        )
     # With the same seed it would begin with the batches that this run began with.
     return (
         f"{reason}. To train it further for N steps, M of them warm-up, start another one from its "
@@ -186,7 +192,18 @@ def check_equal_settings(
 
     `advice` says what can be done instead.
     """
-    differences = "\n".join(
+    if differences := describe_differences(saved, settings, path, may_change):
+        raise ValueError(
+            f"the workdir belongs to a run with other settings:\n{differences}\n"
+            f"Use the same settings to resume it, or another workdir to start a new run. {advice}"
+        )
+
+
+def describe_differences(
+    saved: dict, settings: dict, path: pathlib.Path, may_change: Collection[str]
+) -> str:
+    """Returns a line for each flat setting that is not as in `path`, except fields `may_change`."""
+    return "\n".join(
         f"  {name}: {_describe_difference(name, saved, settings, path)}"
         for name in sorted(saved.keys() | settings.keys())
         if saved.get(name) != settings.get(name)
@@ -194,11 +211,6 @@ def check_equal_settings(
         # Ignores a field that an earlier version lacked if it is not set now either.
         if name in saved or settings[name]
     )
-    if differences:
-        raise ValueError(
-            f"the workdir belongs to a run with other settings:\n{differences}\n"
-            f"Use the same settings to resume it, or another workdir to start a new run. {advice}"
-        )
 
 
 def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.Path) -> str:

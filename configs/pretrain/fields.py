@@ -44,6 +44,10 @@ PHASE_TRAINING = {
         None, "Steps of a warm-up of its own. None: 0, or without a learning_rate none.", kind=int
     ),
     "masking.rate": Field(None, "Fraction of the tokens to predict.", A_RATE, kind=float),
+    # Fields of the model that change none of its parameters.
+    "model.global_rope_base": Field(None, "Of the rotations in global layers.", kind=float),
+    "model.local_rope_base": Field(None, "Of the rotations in local layers.", kind=float),
+    "model.max_position_embeddings": Field(None, "Tokens of the longest sequence.", kind=int),
 }
 PHASE_RUNNING = {
     "per_device_batch_size": Field(
@@ -72,6 +76,11 @@ PATHS = {
         "Weights to start from: a workdir, a checkpoint, or a directory of Hugging Face or of "
         "Google's release; missing parts are randomly initialized. Default: a random "
         "initialization.",
+    ),
+    "branch_from": Field(
+        "",
+        "A checkpoint of another run, DIR/checkpoints/STEP, from which this run goes on: several "
+        "decays (decay_steps) of one run at a constant rate.",
     ),
     "distillation.teacher": Field(
         "",
@@ -176,13 +185,28 @@ TRAINING = {
         "1,3,5,8,10,12; also copies embeddings and masked-LM head. Default: random "
         "initialization.",
     ),
-    "optimizer": Field("bert_adam", 'Or "adamw" or "lamb".'),
+    "optimizer": Field("bert_adam", 'Or "adamw", "lamb" or "stable_adamw".'),
     "learning_rate": Field(1e-4, "Peak, after the warm-up.", POSITIVE),
     "warmup_steps": Field(10_000, "Steps in which the learning rate rises from 0."),
     "decay_from": Field("step_0", 'As in the released code; or "warmup_end", as in transformers.'),
     "decay_power": Field(1.0, "Polynomial decay: 1 is linear, 0 constant.", AT_LEAST_0),
+    "decay_steps": Field(
+        None,
+        "Last steps of the run, in which the learning rate falls to 0; until then it keeps its "
+        "peak (warm-up, stable, decay), and decay_from and decay_power have no effect. 0: it never "
+        "falls. None: it decays as these two say.",
+        kind=int,
+    ),
+    "decay_shape": Field(
+        None, 'Of decay_steps: "linear", or "1-sqrt" of the steps done, as for None.', kind=str
+    ),
     "weight_decay": Field(0.01, "Decoupled, as in AdamW; not of biases and LayerNorm.", AT_LEAST_0),
-    "clip_norm": Field(1.0, "Maximum norm of the gradient, over all parameters.", POSITIVE),
+    "clip_norm": Field(
+        1.0,
+        "Maximum norm of the gradient, over all parameters; stable_adamw clips its updates "
+        "instead.",
+        POSITIVE,
+    ),
     "beta1": Field(0.9, "Decay of Adam's mean of the gradients.", FROM_0_BELOW_1),
     "beta2": Field(0.999, "Decay of Adam's mean of the squared gradients.", FROM_0_BELOW_1),
     "epsilon": Field(1e-6, "Added to Adam's denominator.", POSITIVE),
@@ -338,10 +362,16 @@ def known_fields(config: ConfigDict) -> dict[str, Field]:
 
 
 def may_change(config: ConfigDict) -> set[str]:
-    """Returns the fields of a configuration that may differ when its run is resumed."""
+    """Returns the settings of a run that may differ when it is resumed: fields, and the model's.
+
+    A checkpoint has the model config of the phase that wrote it.
+    """
     names = set(MAY_CHANGE)
-    for name in config.later_phases:
-        names |= with_prefix(f"later_phases.{name}", PHASE_PATHS | PHASE_RUNNING).keys()
+    for name, phase in phases_of(config).items():
+        if name:
+            names |= with_prefix(name, PHASE_PATHS | PHASE_RUNNING).keys()
+            given = [field for field, value in phase.model.items() if value is not None]
+            names |= {f"architecture.{field}" for field in given}
     return names
 
 
@@ -365,6 +395,8 @@ def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
         phase.num_steps = 4 if phase.num_steps else 0
         if phase.warmup_steps is not None:
             phase.warmup_steps = 2
+    if config.decay_steps:
+        config.decay_steps = 2
     config.log_every = 1  # The curves have a point for each of the few steps.
     config.eval_every = config.checkpoint_every = 5
     return config

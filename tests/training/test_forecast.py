@@ -33,7 +33,7 @@ def setup(flops_per_token: float = 10.0, phases=PHASES):
         config=types.SimpleNamespace(max_eval_batches=0, eval_batch_size=64),
         abstract_state=types.SimpleNamespace(params=params),
         phases=[
-            PhaseSetup(phase, None, 1, flops_per_token * phase.train.max_seq_length)
+            PhaseSetup(phase, None, 1, flops_per_token * phase.train.max_seq_length, None)
             for phase in phases
         ],
     )

@@ -14,11 +14,13 @@ from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggi
 from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
 from bert_jax.training.optimizer import (
+    OPTIMIZERS,
     Hyperparameters,
     is_decayed,
     make_optimizer,
     make_schedule,
     scale_updates_by_layer,
+    with_moments,
 )
 
 CONFIG = BertConfig(
@@ -69,8 +71,11 @@ def reference_step(
     """Updates in place, in float64: clips, then applies the named optimizer to each tensor.
 
     bert_adam: google-research/bert, optimization.py. adamw: Loshchilov & Hutter (2019),
-    algorithm 2. lamb: You et al. (2020), algorithm 2, on tensors that are decayed.
+    algorithm 2. lamb: You et al. (2020), algorithm 2, on tensors that are decayed. stable_adamw:
+    Wortsman et al. (2023), algorithm 2, whose moments are of corrected betas.
     """
+    if name == "stable_adamw":
+        return reference_step_of_stable_adamw(tensors, slots, gradients, step, beta1)
     norm = np.sqrt(sum(np.sum(np.square(gradient)) for gradient in gradients.values()))
     for key, gradient in gradients.items():
         gradient = gradient / max(norm, 1.0)
@@ -88,6 +93,23 @@ def reference_step(
             if name == "lamb":
                 update = update * np.linalg.norm(tensors[key]) / np.linalg.norm(update)
         tensors[key] = tensors[key] - released_rate(step) * update
+
+
+def reference_step_of_stable_adamw(
+    tensors: dict, slots: dict, gradients: dict, step: int, beta1: float
+) -> None:
+    def corrected(beta):
+        return beta * (1 - beta**step) / (1 - beta ** (step + 1))
+
+    for key, g in gradients.items():
+        v, u = slots.get(key, (0.0, 0.0))
+        v = corrected(beta1) * v + (1 - corrected(beta1)) * g
+        u = corrected(0.999) * u + (1 - corrected(0.999)) * g**2
+        slots[key] = v, u
+        rms = np.sqrt(np.mean(g**2 / np.maximum(u, 1e-6**2)))
+        rate = released_rate(step) / max(1.0, rms)
+        decay = 0.0 if UNDECAYED.search(key) else 0.01
+        tensors[key] = (1 - rate * decay) * tensors[key] - rate * v / (np.sqrt(u) + 1e-6)
 
 
 @functools.cache
@@ -134,8 +156,9 @@ def train(optimizer, params: dict, gradients: list[dict]) -> list[tuple[dict, di
 @pytest.mark.parametrize(
     ("name", "beta1"),
     [
-        *((name, 0.9) for name in ("bert_adam", "adamw", "lamb")),
+        *((name, 0.9) for name in ("bert_adam", "adamw", "lamb", "stable_adamw")),
         ("adamw", 0.0),
+        pytest.param("stable_adamw", 0.0, marks=pytest.mark.slow),
         *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in ("bert_adam", "lamb")),
     ],
 )
@@ -244,7 +267,18 @@ def test_lamb_of_stacked_layers_equals_lamb_of_separate_layers():
     assert norms[2] > 0
 
 
-@pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_moments_are_taken_from_another_run_and_its_steps_are_not(name):
+    params = {"pooler": {"bias": np.ones(2, "float32")}}
+    optimizer = make_optimizer(name, make_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
+    _, saved = optimizer.update(params, optimizer.init(params), params)
+    state = with_moments(optimizer.init(params), saved)
+    moments = [leaf for leaf in jax.tree.leaves(state) if np.ndim(leaf)]
+    assert len(moments) == 2 and all(np.all(leaf > 0) for leaf in moments)
+    assert [int(leaf) for leaf in jax.tree.leaves(state) if not np.ndim(leaf)] == [1, 0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_zero_gradients_and_weights_give_zero_updates(name):
     params = {"pooler": {"kernel": np.zeros((3, 2), "float32"), "bias": np.zeros(2, "float32")}}
     optimizer = make_optimizer(name, lambda step: 0.1)
@@ -259,7 +293,13 @@ def test_zero_gradients_and_weights_give_zero_updates(name):
         ("lamb", 0.9, 1),
         *(
             pytest.param(*values, marks=pytest.mark.slow)
-            for values in (("adamw", 0.9, 1), ("adamw", 1.0, 2), ("lamb", 0.8, 0), ("lamb", 1.0, 2))
+            for values in (
+                ("adamw", 0.9, 1),
+                ("adamw", 1.0, 2),
+                ("lamb", 0.8, 0),
+                ("lamb", 1.0, 2),
+                ("stable_adamw", 0.8, 1),
+            )
         ),
     ],
 )

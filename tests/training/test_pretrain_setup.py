@@ -25,6 +25,7 @@ from bert_jax.training.pretrain_setup import (
     plan_phase,
     pretraining_schedule,
     setup_pretraining,
+    stable_step,
 )
 
 
@@ -193,6 +194,28 @@ def test_later_phases_are_flags_and_unknown_names_are_refused(tmp_path):
         make_later_phases({"num_stepz": 5})
     listed = format_fields(config, known_fields(config))
     assert "--config.later_phases.phase_4.masking.rate: Fraction" in listed
+
+
+@pytest.mark.parametrize(
+    ("shape", "falling"),
+    [
+        (None, [1, 1 - 0.25**0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]),
+        ("1-sqrt", [1, 1 - 0.25**0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]),
+        ("linear", [1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_learning_rate_is_constant_until_the_last_decay_steps(shape, falling):
+    config = tiny_config(**SHORT, decay_steps=4, decay_shape=shape)
+    ramp = [1e-3 * step / 5 for step in range(5)]
+    expected = [*ramp, *[1e-3] * 31, *(1e-3 * fraction for fraction in falling), 0.0]
+    np.testing.assert_allclose(rates(config), expected, rtol=1e-6, atol=1e-12)
+    # Each phase may have a constant rate of its own.
+    config = tiny_config(**SHORT, decay_steps=4, decay_shape=shape, long_phase__learning_rate=1e-4)
+    expected[30:36] = [1e-4] * 6
+    expected[36:] = [fraction / 10 for fraction in expected[36:]]
+    np.testing.assert_allclose(rates(config), expected, rtol=1e-6, atol=1e-12)
+    assert stable_step(config) == 36
+    check_numbers(config)
 
 
 def test_warm_up_of_a_first_phase_that_is_skipped_is_no_error():

@@ -120,7 +120,7 @@ def compile_step(setup: PretrainSetup, phase_setup: PhaseSetup) -> tuple[dict[st
     state = setup.abstract_state
     batch = abstract_rows(phase.train, phase.batch_size, batch_sharding(setup.mesh))
     update_step = make_pretrain_step(
-        setup.model,
+        phase_setup.model,
         setup.optimizer,
         setup.shardings,
         phase_setup.objective,
