@@ -4,15 +4,20 @@
 
 reads the fused projections where the product left them, `[batch, length, 3 * hidden]`, and writes
 `[batch, length, hidden]`; `long_attention_in_stack` does so in arrays of all layers. A program
-takes one block of 128 lanes (two heads of 64) of one row. 128 queries at a time attend to blocks of
+takes one block of 128 lanes (two heads of 64) of one row. Groups of queries attend to blocks of
 keys, with a running softmax (Dao et al., 2022); blocks in which they see no key are skipped. With a
-narrow window, all keys that 128 queries see are one block. As in `attention_kernel`, scores are
+narrow window, a tile of queries reads only the keys around it. As in `attention_kernel`, scores are
 transposed, `[key, query]`, and base-2 logarithms.
+
+Positions are divided into tiles of 128, which are the first axis of arrays whose lanes are
+positions: only there can a program choose one as it runs. The tiles of queries of a window start
+half a tile earlier, so that the keys that they see fill whole tiles; the first one holds the last
+positions of the row, too.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -26,39 +31,52 @@ from bert_jax.model.dropout import AttentionDropout, random_bits
 from bert_jax.model.tpu_kernels.attention_kernel import KEY, QUERY, VALUE
 from bert_jax.model.tpu_kernels.blocks import LANES, BlockedArray, dot, kernel_name
 
-MAX_LENGTH = 8192
-KEYS = (512, 384, 256, 128)  # Of a block: the first size that divides the length.
-QUERIES = (256, 128)  # Computed together.
+# Chosen by compiled cycles, in docs/log/2026-11-modernbert.md.
+QUERIES, KEYS = 256, 512  # Of one head, in a product.
+BAND_GROUP = 512  # Queries that are computed together, with a window.
+# Rows that fit into on-chip memory, in bfloat16; kernels on v2 and v3 cannot multiply it.
+MAX_LENGTH, MAX_LENGTHS = 8192, {"TPU v2": 0, "TPU v3": 0, "TPU v4": 2048}
+MAX_BAND = 4  # Tiles of keys around a tile of queries.
+DEFAULT_BYTES, SPILLED_BYTES = 16 * 2**20, 4 * 2**20  # Of on-chip memory.
 LOWEST = -1e30  # The score of a key that a query does not see.
 
 
-def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
-    """Returns why the kernel cannot compute this attention; "" if it can."""
-    if length > MAX_LENGTH:
-        return f"rows of {length} tokens are longer than {MAX_LENGTH}"
+def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
+    """Returns why the kernel cannot compute this attention; "" if it can.
+
+    `hidden_size` is that of a shard over `tensor`, `device_kind` as JAX names it.
+    """
+    limit = MAX_LENGTHS.get(device_kind, MAX_LENGTH)
+    if not limit:
+        return f"rows of {length} tokens need a kernel that {device_kind} cannot run"
+    if length > limit:
+        return f"rows of {length} tokens are longer than {limit}"
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
     return ""
 
 
 class _Options(NamedTuple):
+    """What is static of a kernel."""
+
     head_dim: int
-    queries: int  # Computed together, a multiple of LANES.
-    keys: int  # Of a block.
-    is_band: bool  # Whether one block holds all keys that LANES queries see.
+    group: int  # Queries that are computed together.
+    queries: int  # Of a head in a product: a tile of queries.
+    keys: int  # In a product; of a band, all that its queries see.
+    is_band: bool  # Whether queries see only the keys around them. A product is of all heads, then.
     interpret: bool
 
 
 class _Inputs(NamedTuple):
-    """What both kernels read. `blocks` are those of LANES positions, whose lanes they fill."""
+    """What both kernels read. `tiles` are those of LANES positions, whose lanes they fill."""
 
     projections: jax.Array  # [layers, batch, length, 3 * hidden]
-    bounds: jax.Array  # int32 [batch, blocks, 2, LANES]: a query's first key, and their number.
+    bounds: jax.Array  # int32 [batch, tiles, 2, LANES]: a query's first key, and their number.
     scale: jax.Array  # [1, 1]: of dropout, or 1.
     bias: jax.Array | None = None  # [1, 3 * hidden], float32.
-    rotation: jax.Array | None = None  # [batch, blocks, head_dim, LANES]: cosines, then sines.
-    query_words: jax.Array | None = None  # [batch, pairs of heads, blocks, 2, LANES]
-    key_words: jax.Array | None = None  # [blocks, 2, LANES]
+    rotation: jax.Array | None = None  # [batch, tiles, head_dim, LANES]: cosines, then sines.
+    query_words: jax.Array | None = None  # [batch, pairs of heads, tiles, 2, LANES]
+    key_words: jax.Array | None = None  # [tiles, 2, LANES]
     threshold: jax.Array | None = None  # [1, 1]
 
 
@@ -95,8 +113,8 @@ def long_attention(
         bfloat16.
       bias: of the projections, `[3 * hidden]`, or None. Adding it here gives its gradient without
         another pass. Without a rotation, that of keys has no effect and the gradient 0.
-      mask: which positions attend to each other; the positions of a sequence are consecutive, as in
-        packed rows.
+      mask: which positions attend to each other, without global positions and ranks. The positions
+        of a sequence are consecutive, as in packed rows.
       dropout: of the probabilities, or None.
       rotation: cosines and sines by which queries and keys rotate, float32
         `[batch, length, head_dim / 2]`, as `modernbert.rotate` does; or None.
@@ -105,6 +123,9 @@ def long_attention(
 
     Returns:
       `[batch, length, hidden]` in the dtype of `projections`.
+
+    Raises:
+      ValueError: the mask has global positions or ranks.
     """
     context, _ = long_attention_in_stack(
         None, 0, projections, bias, mask, dropout, rotation, head_dim=head_dim, interpret=interpret
@@ -130,20 +151,22 @@ def long_attention_in_stack(
     so that a loop over layers copies nothing. None: arrays of one layer. The length must be a
     multiple of 128, if they are given.
     """
+    if mask.is_global is not None or mask.ranks is not None:
+        raise ValueError("the kernel for long rows knows no global positions and no ranks")
     batch, length, width = projections.shape
     padding = -length % LANES
     ids = jnp.pad(mask.sequence_ids, ((0, 0), (0, padding)), constant_values=-1)
-    options = _options(mask, head_dim, length + padding, interpret)
+    options = _make_options(mask, head_dim, length + padding, interpret)
     bounds, spans = _visible(mask, ids, options)
-    inputs = _Inputs(None, _by_blocks(bounds, 1), jnp.ones((1, 1)))
+    inputs = _Inputs(None, _by_tiles(bounds, 1), jnp.ones((1, 1)))
     if rotation is not None:
         table = jnp.concatenate(rotation, axis=-1).astype(jnp.float32)
-        inputs = inputs._replace(rotation=_by_blocks(jnp.swapaxes(table, 1, 2), 1))
+        inputs = inputs._replace(rotation=_by_tiles(jnp.swapaxes(table, 1, 2), 1))
     if dropout is not None:
         inputs = inputs._replace(
             scale=dropout.scale.reshape(1, 1),
-            query_words=_by_blocks(dropout.words, 2),
-            key_words=_by_blocks(dropout.key_words, 0),
+            query_words=_by_tiles(dropout.words, 2),
+            key_words=_by_tiles(dropout.key_words, 0),
             threshold=dropout.threshold.reshape(1, 1),
         )
     if padding:  # Otherwise it stays an input, which a loop over layers does not save.
@@ -156,21 +179,27 @@ def long_attention_in_stack(
     return context[:, :length], saved
 
 
-def _by_blocks(x: jax.Array, axis: int) -> jax.Array:
-    """Pads positions, the last axis, and moves blocks of LANES of them to `axis`."""
+def _by_tiles(x: jax.Array, axis: int) -> jax.Array:
+    """Pads positions, the last axis, and moves tiles of LANES of them to `axis`."""
     x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, -x.shape[-1] % LANES),))
     return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, LANES), -2, axis)
 
 
-def _options(mask: AttentionMask, head_dim: int, length: int, interpret: bool) -> _Options:
-    queries = next(size for size in QUERIES if length % size == 0)
-    keys, is_band = next(size for size in KEYS if length % size == 0), False
+def _make_options(mask: AttentionMask, head_dim: int, length: int, interpret: bool) -> _Options:
     if mask.window is not None:
-        # Blocks of whole registers, at half a window before the first query.
-        band = LANES + 2 * -(-mask.window // (LANES // 2)) * (LANES // 2)
-        if band <= min(KEYS[0], length):
-            keys, is_band = band, True
-    return _Options(head_dim, queries, keys, is_band, interpret)
+        group = _largest_divisor(length, BAND_GROUP)
+        tiles = 2 * -(-(mask.window + LANES // 2) // LANES)
+        if tiles <= min(MAX_BAND, length // LANES):
+            return _Options(head_dim, group, LANES, tiles * LANES, True, interpret)
+    # What does not fit into registers of two tiles is too much in long rows on v4.
+    group = _largest_divisor(length, 2 * QUERIES if length <= 1024 else QUERIES)
+    queries, keys = _largest_divisor(group, QUERIES), _largest_divisor(length, KEYS)
+    return _Options(head_dim, group, queries, keys, False, interpret)
+
+
+def _largest_divisor(size: int, limit: int) -> int:
+    """Returns the largest multiple of LANES up to `limit` that divides `size`."""
+    return next(n for n in range(limit, 0, -LANES) if size % n == 0)
 
 
 def _visible(mask: AttentionMask, ids: jax.Array, options: _Options) -> tuple[jax.Array, _Spans]:
@@ -188,10 +217,10 @@ def _visible(mask: AttentionMask, ids: jax.Array, options: _Options) -> tuple[ja
     if mask.causal:
         end = jnp.minimum(end, position + 1)
     bounds = jnp.stack([first, end - first], axis=1).astype(jnp.int32)
-    groups = batch, -1, options.queries
+    groups, keys = (batch, -1, options.group), options.keys
     spans = _Spans(
-        jnp.min(first.reshape(groups), axis=-1) // options.keys,
-        -(-jnp.max(end.reshape(groups), axis=-1) // options.keys),
+        jnp.min(first.reshape(groups), axis=-1) // keys,
+        -(-jnp.max(end.reshape(groups), axis=-1) // keys),
     )
     return bounds, jax.tree.map(lambda x: x.astype(jnp.int32), spans)
 
@@ -204,8 +233,8 @@ def _attention(options, saved, layer, spans, inputs, projections, bias):
 def _attention_forward(options, saved, layer, spans, inputs, projections, bias):
     saved_projections, saved_context = saved
     saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
+    dtype = projections.dtype
     arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
-    dtype, length = saved_context.dtype, saved_context.shape[2]
     saved_context, log_sum = _call(
         _forward_kernel,
         options,
@@ -215,10 +244,7 @@ def _attention_forward(options, saved, layer, spans, inputs, projections, bias):
         # Not read: it is the memory of the output. pallas_call needs a block for it nevertheless.
         given=[(pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0)), saved_context)],
         outputs=[arrays.saved_context, arrays.log_sum],
-        scratch=[
-            pltpu.VMEM((length, LANES), dtype),
-            pltpu.VMEM(_transposed_shape(options, length), dtype),
-        ],
+        scratch=[dtype, dtype],
         writes_in_place=True,
     )
     context = lax.dynamic_index_in_dim(saved_context, layer, 0, keepdims=False)
@@ -228,8 +254,8 @@ def _attention_forward(options, saved, layer, spans, inputs, projections, bias):
 
 def _attention_backward(options, residuals, gradients):
     (saved_projections, saved_context), layer, spans, inputs, bias, log_sum = residuals
+    dtype = saved_projections.dtype
     arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
-    dtype, length = saved_context.dtype, saved_context.shape[2]
     dcontext, _ = gradients
     results = _call(
         _backward_kernel,
@@ -243,12 +269,7 @@ def _attention_backward(options, residuals, gradients):
             (arrays.context.spec, dcontext),
         ],
         outputs=[arrays.projections, *([] if bias is None else [arrays.bias])],
-        scratch=[
-            pltpu.VMEM((length, LANES), dtype),
-            pltpu.VMEM(_transposed_shape(options, length), dtype),
-            pltpu.VMEM((length, LANES), jnp.float32),
-            pltpu.VMEM((length, LANES), jnp.float32),
-        ],
+        scratch=[dtype, dtype, jnp.float32, jnp.float32],
     )
     dprojections, dbias = results[0], None
     if bias is not None:
@@ -257,11 +278,6 @@ def _attention_backward(options, residuals, gradients):
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
-
-
-def _transposed_shape(options: _Options, length: int) -> tuple[int, int, int]:
-    """Returns the shape of keys or values with a block's positions as lanes; not for bands."""
-    return (1, 8, LANES) if options.is_band else (length // options.keys, LANES, options.keys)
 
 
 def _complete(inputs: _Inputs, saved_projections: jax.Array, bias: jax.Array | None) -> _Inputs:
@@ -276,13 +292,13 @@ class _Arrays(NamedTuple):
     saved_context: BlockedArray  # [layers, batch, length, hidden]
     context: BlockedArray  # [batch, length, hidden]
     projections: BlockedArray  # [batch, length, 3 * hidden]
-    log_sum: BlockedArray  # [batch, blocks of lanes, blocks of queries, heads in one, LANES]
+    log_sum: BlockedArray  # [batch, blocks of lanes, tiles of queries, heads in a block, LANES]
     bias: BlockedArray  # [batch, 1, 3 * hidden], float32: the gradient of each row.
 
     @classmethod
     def from_shapes(cls, saved_projections, saved_context, head_dim: int) -> "_Arrays":
         (_, batch, length, hidden), dtype = saved_context.shape, saved_context.dtype
-        heads, blocks = LANES // head_dim, length // LANES
+        heads, tiles = LANES // head_dim, length // LANES
         return cls(
             saved_context=BlockedArray(_layer_spec(length, LANES), saved_context),
             context=BlockedArray(
@@ -295,9 +311,9 @@ class _Arrays(NamedTuple):
             ),
             log_sum=BlockedArray(
                 pl.BlockSpec(
-                    (None, None, blocks, heads, LANES), lambda row, lanes, *_: (row, lanes, 0, 0, 0)
+                    (None, None, tiles, heads, LANES), lambda row, lanes, *_: (row, lanes, 0, 0, 0)
                 ),
-                jax.ShapeDtypeStruct((batch, hidden // LANES, blocks, heads, LANES), jnp.float32),
+                jax.ShapeDtypeStruct((batch, hidden // LANES, tiles, heads, LANES), jnp.float32),
             ),
             bias=BlockedArray(
                 pl.BlockSpec((None, 1, 3 * LANES), lambda row, lanes, *_: (row, 0, lanes)),
@@ -314,24 +330,31 @@ def _layer_spec(length: int, size: int) -> pl.BlockSpec:
 
 def _input_specs(length: int, head_dim: int) -> _Inputs:
     """Returns the blocks of each input."""
-    heads, blocks = LANES // head_dim, length // LANES
+    heads, tiles = LANES // head_dim, length // LANES
     lanes_per_pair, pairs = max(2 // heads, 1), max(heads // 2, 1)
     scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
     return _Inputs(
         projections=_layer_spec(length, 3 * LANES),
-        bounds=pl.BlockSpec((None, blocks, 2, LANES), lambda row, lanes, *_: (row, 0, 0, 0)),
+        bounds=pl.BlockSpec((None, tiles, 2, LANES), lambda row, lanes, *_: (row, 0, 0, 0)),
         scale=scalar,
         bias=pl.BlockSpec((1, 3 * LANES), lambda row, lanes, *_: (0, lanes)),
         rotation=pl.BlockSpec(
-            (None, blocks, head_dim, LANES), lambda row, lanes, *_: (row, 0, 0, 0)
+            (None, tiles, head_dim, LANES), lambda row, lanes, *_: (row, 0, 0, 0)
         ),
         query_words=pl.BlockSpec(
-            (None, pairs, blocks, 2, LANES),
+            (None, pairs, tiles, 2, LANES),
             lambda row, lanes, *_: (row, lanes // lanes_per_pair, 0, 0, 0),
         ),
-        key_words=pl.BlockSpec((blocks, 2, LANES), lambda *_: (0, 0, 0)),
+        key_words=pl.BlockSpec((tiles, 2, LANES), lambda *_: (0, 0, 0)),
         threshold=scalar,
     )
+
+
+def _variant(options: _Options, inputs: _Inputs) -> str:
+    """Returns what the name of a kernel says of it, for `hlo_cost`."""
+    rotates = "" if inputs.rotation is None else "_rotary"
+    band = f"_band{options.keys}" if options.is_band else ""
+    return f"long_{options.head_dim}{rotates}{band}"
 
 
 def _call(
@@ -343,13 +366,14 @@ def _call(
     *,
     given: list[tuple[pl.BlockSpec, jax.Array]],
     outputs: list[BlockedArray],
-    scratch: list,
+    scratch: list[jnp.dtype],
     writes_in_place: bool = False,
 ) -> list[jax.Array]:
     """Runs `kernel` for each block of lanes of each row.
 
     It reads the `inputs`, then the arrays that are `given` with their blocks. If it
-    `writes_in_place`, the first output is the first of these, changed at `layer`.
+    `writes_in_place`, the first output is the first of these, changed at `layer`. For each dtype in
+    `scratch` it has memory for `[tiles, LANES, LANES]`.
     """
     _, batch, length, width = inputs.projections.shape
     specs = _input_specs(length, options.head_dim)
@@ -363,6 +387,15 @@ def _call(
 
     in_specs = [*(specs[index] for index in used), *(spec for spec, _ in given)]
     arrays = [*(inputs[index] for index in used), *(array for _, array in given)]
+    buffers = [pltpu.VMEM((length // LANES, LANES, LANES), dtype) for dtype in scratch]
+    specs = in_specs + [output.spec for output in outputs]
+    dtypes = [x.dtype for x in arrays + [output.shape for output in outputs]]
+    # Blocks are double buffered; the compiler adds what does not fit into registers.
+    num_bytes = SPILLED_BYTES + sum(
+        2 * math.prod(size or 1 for size in spec.block_shape) * dtype.itemsize
+        for spec, dtype in zip(specs, dtypes, strict=True)
+    )
+    num_bytes += sum(length * LANES * jnp.dtype(dtype).itemsize for dtype in scratch)
     return pl.pallas_call(
         run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -370,156 +403,201 @@ def _call(
             grid=(batch, width // (3 * LANES)),
             in_specs=in_specs,
             out_specs=[output.spec for output in outputs],
-            scratch_shapes=scratch,
+            scratch_shapes=buffers,
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape.shape, x.shape.dtype) for x in outputs],
         input_output_aliases={3 + len(used): 0} if writes_in_place else {},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"),
+            vmem_limit_bytes=max(num_bytes, DEFAULT_BYTES),
+        ),
         interpret=options.interpret,
-        name=kernel_name(kernel, options.head_dim, has_dropout=inputs.key_words is not None),
+        name=kernel_name(kernel, _variant(options, inputs), inputs.key_words is not None),
     )(jnp.full(1, layer, jnp.int32), *spans, *arrays)
+
+
+class _Unit(NamedTuple):
+    """Heads of a tile of queries, side by side: `width` lanes. The state of a unit is theirs."""
+
+    n: int  # Of the tile in its group.
+    heads: tuple[int, ...]
+
+
+def _units(options: _Options) -> list[_Unit]:
+    heads = tuple(range(LANES // options.head_dim))
+    parts = [heads] if options.is_band else [(head,) for head in heads]
+    return [_Unit(n, part) for n in range(options.group // options.queries) for part in parts]
+
+
+def _tiles_of_group(options: _Options, group) -> list:
+    """Returns the tiles of queries that are computed together."""
+    size = options.group // options.queries
+    return [group * size + n for n in range(size)]
 
 
 def _forward_kernel(
     options: _Options, program: _Program, _, out_ref, log_sum_ref, key_ref, value_ref
 ):
     inputs, dtype = program.inputs, out_ref.dtype
-    _prepare_keys(options, inputs, key_ref, None)
-    if not options.is_band:
-        _transpose_values(options, inputs, value_ref)
+    units = _units(options)
+
+    def prepare(tile):
+        _prepare_keys(options, inputs, tile, key_ref, None)
+        value_ref[tile] = _part(inputs, VALUE, _positions(tile)).T.astype(dtype)
+
+    _for_each_tile(key_ref.shape[0], prepare)
 
     def group(index, _):
-        blocks = _group_blocks(options, index)
-        queries = [_heads(options.head_dim, _query(options, inputs, block)) for block in blocks]
+        tiles = _tiles_of_group(options, index)
+        queries = []
+        for tile in tiles:
+            heads = _only_heads(options, _query(options, inputs, tile), 0)
+            queries.append([x.astype(dtype) for x in heads])
 
         def add_keys(number, states):
-            start, new_states = number * options.keys, []
-            for block, heads, old in zip(blocks, queries, states, strict=True):
-                if options.is_band:
-                    start = _band_start(options, inputs, block)
-                    value = _part(inputs, VALUE, start, options.keys).T.astype(dtype)
-                else:
-                    value = value_ref[number]
-                key = key_ref[pl.ds(start, options.keys), :]
-                is_visible = _is_visible(options, inputs, block, start)
-                is_dropped = _is_dropped(options, program, block, start)
-                new = []
-                for head, (query, state) in enumerate(zip(heads, old, strict=True)):
-                    maximum, total, weighted = state
-                    scores = dot(key, query.astype(dtype), 1, 0)
-                    scores = jnp.where(is_visible, scores, LOWEST)
-                    new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=0, keepdims=True))
-                    # Until a query's first visible key, these sums hold garbage: this is then 0.
-                    rescale = jnp.exp2(maximum - new_maximum)
-                    weights = jnp.exp2(scores - new_maximum)
-                    total = total * rescale + jnp.sum(weights, axis=0, keepdims=True)
-                    weights = _drop(weights, is_dropped[head]).astype(dtype)
-                    lanes = _lanes(options, head)
-                    weighted = weighted * rescale + dot(value[lanes], weights, 1, 0)
-                    new.append((new_maximum, total, weighted))
-                new_states.append(new)
+            def scores_of(unit):
+                query = _side_by_side([queries[unit.n][head] for head in unit.heads])
+                keys = _key_tiles(options, inputs, tiles[unit.n], number)
+                scores = dot(_join(key_ref, keys, 0), query, 1, 0)
+                return _mask(options, inputs, scores, tiles[unit.n], keys)
+
+            new_states = []
+            for (unit, scores), state in zip(_one_ahead(scores_of, units), states, strict=True):
+                maximum, total, weighted = state
+                keys = _key_tiles(options, inputs, tiles[unit.n], number)
+                new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=0, keepdims=True))
+                # Until a query's first visible key, these sums hold garbage: this is then 0.
+                rescale = jnp.exp2(maximum - new_maximum)
+                weights = jnp.exp2(scores - new_maximum)
+                total = total * rescale + jnp.sum(weights, axis=0, keepdims=True)
+                weights = _drop(options, program, unit, tiles, keys, weights).astype(dtype)
+                values = [
+                    dot(_join(value_ref, keys, 1, lanes), part, 1, 0)
+                    for lanes, part in _by_head(options, unit, weights)
+                ]
+                weighted = weighted * rescale + _side_by_side(values)
+                new_states.append((new_maximum, total, weighted))
             return new_states
 
-        heads = LANES // options.head_dim
-        row = (1, LANES)
-        state = jnp.full(row, LOWEST), jnp.zeros(row), jnp.zeros((options.head_dim, LANES))
-        states = [[state] * heads for _ in blocks]
+        width = len(units[0].heads) * options.queries
+        row, zeros = (1, width), jnp.zeros((options.head_dim, width))
+        states = [(jnp.full(row, LOWEST), jnp.zeros(row), zeros)] * len(units)
         states = _loop_over_keys(options, program, index, add_keys, states)
-        for block, state in zip(blocks, states, strict=True):
-            outputs = []
-            for head, (maximum, total, weighted) in enumerate(state):
-                log_sum_ref[block, pl.ds(head, 1), :] = maximum + jnp.log2(total)
-                outputs.append(weighted * (inputs.scale[0, 0] / total))
-            output = jnp.concatenate(outputs).T
-            out_ref[_positions(block), :] = output.astype(dtype)
+        outputs = [[] for _ in tiles]
+        for unit, (maximum, total, weighted) in zip(units, states, strict=True):
+            log_sums = _by_head(options, unit, maximum + jnp.log2(total))
+            result = _by_head(options, unit, weighted * (inputs.scale[0, 0] / total))
+            for head, (_, log_sum), (_, part) in zip(unit.heads, log_sums, result, strict=True):
+                _store_log_sum(options, log_sum_ref, tiles[unit.n], head, log_sum)
+                outputs[unit.n].append(part)
+        for tile, parts in zip(tiles, outputs, strict=True):
+            _store(options, out_ref, tile, slice(None), jnp.concatenate(parts).T.astype(dtype))
         return 0
 
-    lax.fori_loop(0, out_ref.shape[0] // options.queries, group, 0)
+    lax.fori_loop(0, out_ref.shape[0] // options.group, group, 0)
 
 
 def _backward_kernel(
     options: _Options, program: _Program, out_ref, log_sum_ref, dout_ref, gradient_ref, *refs
 ):
-    inputs = program.inputs
+    inputs, units, num_heads = program.inputs, _units(options), LANES // options.head_dim
     dbias_refs, (key_ref, key_transposed_ref, dkey_ref, dvalue_ref) = refs[:-4], refs[-4:]
     scale, dtype, length = inputs.scale[0, 0], gradient_ref.dtype, gradient_ref.shape[0]
-    _prepare_keys(options, inputs, key_ref, key_transposed_ref)
-    dkey_ref[...] = jnp.zeros_like(dkey_ref)
-    dvalue_ref[...] = jnp.zeros_like(dvalue_ref)
+
+    def prepare(tile):
+        _prepare_keys(options, inputs, tile, key_ref, key_transposed_ref)
+        dkey_ref[tile] = jnp.zeros((LANES, LANES))
+        dvalue_ref[tile] = jnp.zeros((LANES, LANES))
+
+    _for_each_tile(key_ref.shape[0], prepare)
 
     def group(index, dbias):
-        blocks = _group_blocks(options, index)
-        queries, douts, means, log_sums = [], [], [], []
-        for block in blocks:
-            query = _query(options, inputs, block)
-            queries.append([x.T.astype(dtype) for x in _heads(options.head_dim, query)])
-            dout = dout_ref[_positions(block), :].astype(jnp.float32).T
-            douts.append([x.T.astype(dtype) for x in _heads(options.head_dim, dout)])
+        tiles = _tiles_of_group(options, index)
+        queries, douts, transposed, means, log_sums = [], [], [], [], []
+        for tile in tiles:
+            query = _query(options, inputs, tile)
+            queries.append([x.astype(dtype) for x in _only_heads(options, query.T, 1)])
+            dout = _load(options, dout_ref, tile, slice(None))
+            douts.append([x.astype(dtype) for x in _only_heads(options, dout, 1)])
+            dout = dout.T
+            transposed.append((query.astype(dtype), dout.astype(dtype)))
             # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
-            weighted = dout * out_ref[_positions(block), :].astype(jnp.float32).T / scale
-            heads = [_lanes(options, head) for head in range(LANES // options.head_dim)]
-            means.append([jnp.sum(weighted[lanes], axis=0, keepdims=True) for lanes in heads])
-            log_sums.append([log_sum_ref[block, pl.ds(n, 1), :] for n in range(len(heads))])
+            weighted = dout * _load(options, out_ref, tile, slice(None)).T / scale
+            lanes = [_lanes(options, head) for head in range(num_heads)]
+            means.append([jnp.sum(weighted[each], axis=0, keepdims=True) for each in lanes])
+            log_sums.append(_load_log_sums(options, log_sum_ref, tile))
 
         def add_keys(number, dqueries):
-            start, new_dqueries = number * options.keys, []
-            if not options.is_band:
-                dkey = dvalue = 0.0
-            for n, block in enumerate(blocks):
-                if options.is_band:
-                    start, dkey, dvalue = _band_start(options, inputs, block), 0.0, 0.0
-                positions = pl.ds(start, options.keys)
-                key = key_ref[positions, :]
-                if options.is_band:
-                    key_transposed = key.astype(jnp.float32).T.astype(dtype)
-                else:
-                    key_transposed = key_transposed_ref[number]
-                value = _part(inputs, VALUE, start, options.keys).astype(dtype)
-                is_visible = _is_visible(options, inputs, block, start)
-                is_dropped = _is_dropped(options, program, block, start)
-                new = []
-                for head, (query, dout) in enumerate(zip(queries[n], douts[n], strict=True)):
-                    scores = jnp.where(is_visible, dot(key, query, 1, 1), LOWEST)
-                    probabilities = jnp.exp2(scores - log_sums[n][head])
-                    dweights = _drop(dot(value, dout, 1, 1), is_dropped[head])
-                    dscores = (probabilities * (dweights - means[n][head])).astype(dtype)
-                    weights = _drop(probabilities, is_dropped[head]).astype(dtype)
-                    dvalue += dot(weights, dout, 1, 0)
-                    dkey += dot(dscores, query, 1, 0)
-                    dquery = dot(key_transposed[_lanes(options, head)], dscores, 1, 0)
-                    new.append(dqueries[n][head] + dquery)
-                new_dqueries.append(new)
-                if options.is_band:
-                    dkey_ref[positions, :] += dkey
-                    dvalue_ref[positions, :] += dvalue
-            if not options.is_band:
-                dkey_ref[positions, :] += dkey
-                dvalue_ref[positions, :] += dvalue
+            def products_of(unit):
+                keys = _key_tiles(options, inputs, tiles[unit.n], number)
+                query, dout = (
+                    jnp.concatenate([x[unit.n][head] for head in unit.heads])
+                    for x in (queries, douts)
+                )
+                scores = dot(_join(key_ref, keys, 0), query, 1, 1)
+                scores = _mask(options, inputs, scores, tiles[unit.n], keys)
+                value = [_part(inputs, VALUE, _positions(tile)) for tile in keys]
+                return scores, dot(jnp.concatenate(value).astype(dtype), dout, 1, 1)
+
+            new_dqueries = []
+            dkeys, dvalues = [0.0] * num_heads, [0.0] * num_heads
+            ahead = _one_ahead(products_of, units)
+            for (unit, (scores, dweights)), old_dquery in zip(ahead, dqueries, strict=True):
+                keys = _key_tiles(options, inputs, tiles[unit.n], number)
+                log_sum, mean = (
+                    _side_by_side([x[unit.n][head] for head in unit.heads])
+                    for x in (log_sums, means)
+                )
+                probabilities = jnp.exp2(scores - log_sum)
+                dweights = _drop(options, program, unit, tiles, keys, dweights)
+                dscores = (probabilities * (dweights - mean)).astype(dtype)
+                weights = _drop(options, program, unit, tiles, keys, probabilities).astype(dtype)
+                query, dout = transposed[unit.n]
+                for head, (lanes, part) in zip(
+                    unit.heads, _by_head(options, unit, weights), strict=True
+                ):
+                    dvalues[head] += dot(dout[lanes], part, 1, 1)
+                dquery = []
+                for head, (lanes, part) in zip(
+                    unit.heads, _by_head(options, unit, dscores), strict=True
+                ):
+                    dkeys[head] += dot(query[lanes], part, 1, 1)
+                    dquery.append(dot(_join(key_transposed_ref, keys, 1, lanes), part, 1, 0))
+                new_dqueries.append(old_dquery + _side_by_side(dquery))
+                # In a band, each tile of queries has other keys.
+                if options.is_band or unit is units[-1]:
+                    _add_to_tiles(dkey_ref, keys, jnp.concatenate(dkeys))
+                    _add_to_tiles(dvalue_ref, keys, jnp.concatenate(dvalues))
+                    dkeys, dvalues = [0.0] * num_heads, [0.0] * num_heads
             return new_dqueries
 
-        zeros = jnp.zeros((options.head_dim, LANES))
-        dqueries = [[zeros] * (LANES // options.head_dim) for _ in blocks]
+        width = len(units[0].heads) * options.queries
+        dqueries = [jnp.zeros((options.head_dim, width))] * len(units)
         dqueries = _loop_over_keys(options, program, index, add_keys, dqueries)
-        for block, dquery in zip(blocks, dqueries, strict=True):
-            gradient = jnp.concatenate(dquery) * (scale / math.sqrt(options.head_dim))
-            gradient = _rotate(options, inputs, gradient, block, back=True).T
-            gradient_ref[_positions(block), QUERY] = gradient.astype(dtype)
+        gradients = [[] for _ in tiles]
+        for unit, dquery in zip(units, dqueries, strict=True):
+            gradients[unit.n] += [part for _, part in _by_head(options, unit, dquery)]
+        for tile, parts in zip(tiles, gradients, strict=True):
+            gradient = jnp.concatenate(parts) * (scale / math.sqrt(options.head_dim))
+            gradient = _rotate(options, gradient, *_angles(options, inputs, tile), back=True).T
+            _store(options, gradient_ref, tile, QUERY, gradient.astype(dtype))
             if dbias_refs:
                 dbias += jnp.sum(gradient, axis=0, keepdims=True)
         return dbias
 
     zeros = jnp.zeros((1, LANES))
-    dquery_sum = lax.fori_loop(0, length // options.queries, group, zeros)
+    dquery_sum = lax.fori_loop(0, length // options.group, group, zeros)
 
-    def finish(block, sums):
+    def finish(tile, sums=(zeros, zeros)):
         dkey_sum, dvalue_sum = sums
-        positions = _positions(block)
+        positions = _positions(tile)
         # The query had a factor of log2(e).
-        dkey = dkey_ref[positions, :] * (scale * math.log(2))
+        dkey = dkey_ref[tile] * (scale * math.log(2))
         if inputs.rotation is not None:
-            dkey = _rotate(options, inputs, dkey.T, block, back=True).T
+            dkey = _rotate(options, dkey, *_key_angles(options, inputs, tile), back=True)
+        dkey = dkey.T
         gradient_ref[positions, KEY] = dkey.astype(dtype)
-        dvalue = dvalue_ref[positions, :] * scale
+        dvalue = dvalue_ref[tile].T * scale
         gradient_ref[positions, VALUE] = dvalue.astype(dtype)
         if dbias_refs:
             dvalue_sum += jnp.sum(dvalue, axis=0, keepdims=True)
@@ -527,52 +605,105 @@ def _backward_kernel(
                 dkey_sum += jnp.sum(dkey, axis=0, keepdims=True)
         return dkey_sum, dvalue_sum
 
-    dkey_sum, dvalue_sum = lax.fori_loop(0, length // LANES, finish, (zeros, zeros))
+    dkey_sum, dvalue_sum = _for_each_tile(length // LANES, finish, (zeros, zeros))
     for dbias_ref in dbias_refs:
         dbias_ref[...] = jnp.concatenate([dquery_sum, dkey_sum, dvalue_sum], axis=1)
 
 
-def _prepare_keys(options: _Options, inputs: _Inputs, key_ref, transposed_ref):
-    """Writes rotated keys to `key_ref`, and transposed to `transposed_ref` if it is given.
+def _for_each_tile(num_tiles: int, run: Callable, state=None):
+    """Runs `run(tile, state)`, or `run(tile)` without a state, for all tiles of LANES positions."""
+    at_once = 2 - num_tiles % 2
 
-    Bands are transposed where they are read.
+    def body(number, state):
+        for n in range(at_once):
+            tile = number * at_once + n
+            state = run(tile) if state is None else run(tile, state)
+        return state
+
+    return lax.fori_loop(0, num_tiles // at_once, body, state)
+
+
+def _join(ref, tiles: list, axis: int, rows: slice = slice(None)) -> jax.Array:
+    """Returns `rows` of some tiles of `[tiles, LANES, LANES]`, one after another along `axis`."""
+    return jnp.concatenate([ref[tile, rows, :] for tile in tiles], axis=axis)
+
+
+def _add_to_tiles(ref, tiles: list, x: jax.Array):
+    """Adds `[LANES, positions]` to some tiles of `[tiles, LANES, LANES]`."""
+    for n, tile in enumerate(tiles):
+        ref[tile] += x[:, n * LANES : (n + 1) * LANES]
+
+
+def _side_by_side(parts: list) -> jax.Array:
+    return jnp.concatenate(parts, axis=1)
+
+
+def _by_head(options: _Options, unit: _Unit, x: jax.Array) -> list[tuple[slice, jax.Array]]:
+    """Returns, for each head of a unit, its lanes in the projections and its part of `x`."""
+    return [
+        (_lanes(options, head), x[:, n * options.queries : (n + 1) * options.queries])
+        for n, head in enumerate(unit.heads)
+    ]
+
+
+def _mask(
+    options: _Options, inputs: _Inputs, scores: jax.Array, tile, key_tiles: list
+) -> jax.Array:
+    """Returns the scores of a unit, with LOWEST for invisible keys."""
+    first, count = (_rows_of(options, inputs.bounds, tile, slice(n, n + 1)) for n in (0, 1))
+    key = lax.broadcasted_iota(jnp.int32, (LANES, options.queries), 0)
+    smallest = -(2**31)
+    # Offsets below 0 are large as unsigned integers.
+    is_visible = jnp.concatenate(
+        [key + (smallest + key_tile * LANES - first) < count + smallest for key_tile in key_tiles]
+    )
+    size = options.queries
+    parts = [scores[:, n : n + size] for n in range(0, scores.shape[1], size)]
+    return _side_by_side([jnp.where(is_visible, part, LOWEST) for part in parts])
+
+
+def _prepare_keys(options: _Options, inputs: _Inputs, tile, key_ref, transposed_ref):
+    """Writes a tile of rotated keys to `key_ref`, and transposed, if it is given, to the other."""
+    dtype = key_ref.dtype
+    if inputs.rotation is None:  # Then a bias of keys has no effect.
+        key = inputs.projections[_positions(tile), KEY]
+        key_ref[tile] = key
+        if transposed_ref is not None:
+            transposed_ref[tile] = key.astype(jnp.float32).T.astype(dtype)
+        return
+    key = _part(inputs, KEY, _positions(tile)).T
+    key = _rotate(options, key, *_key_angles(options, inputs, tile))
+    key_ref[tile] = key.T.astype(dtype)
+    if transposed_ref is not None:
+        transposed_ref[tile] = key.astype(dtype)
+
+
+def _one_ahead(compute: Callable, units: list) -> Iterator:
+    """Yields each of `units` with `compute(unit)`, which is computed before the last is yielded.
+
+    So the compiler overlaps the products of the next one with the rest of this one.
     """
-    dtype, length = key_ref.dtype, key_ref.shape[0]
-    transposes = transposed_ref is not None and not options.is_band
-    unit = options.keys if transposes else LANES
-
-    def prepare(number, _):
-        for n in range(unit // LANES):
-            block = number * (unit // LANES) + n
-            if inputs.rotation is None:  # Then a bias of keys has no effect.
-                key = inputs.projections[_positions(block), KEY]
-                key_ref[_positions(block), :] = key
-                transposed = key.astype(jnp.float32).T if transposes else None
-            else:
-                key = _part(inputs, KEY, block * LANES, LANES)
-                transposed = _rotate(options, inputs, key.T, block)
-                key_ref[_positions(block), :] = transposed.T.astype(dtype)
-            if transposes:
-                lanes = slice(n * LANES, (n + 1) * LANES)
-                transposed_ref[number, :, lanes] = transposed.astype(dtype)
-        return 0
-
-    lax.fori_loop(0, length // unit, prepare, 0)
+    ahead = None
+    for unit in units:
+        computed = unit, compute(unit)
+        if ahead:
+            yield ahead
+        ahead = computed
+    yield ahead
 
 
-def _transpose_values(options: _Options, inputs: _Inputs, value_ref):
-    def transpose(number, _):
-        value = _part(inputs, VALUE, number * options.keys, options.keys)
-        value_ref[number] = value.T.astype(value_ref.dtype)
-        return 0
+def _key_tiles(options: _Options, inputs: _Inputs, query_tile, number) -> list:
+    """Returns the tiles of keys of an iteration; of a band, those around the queries."""
+    size = options.keys // LANES
+    if not options.is_band:
+        return [number * size + n for n in range(size)]
+    first, num_tiles = query_tile - size // 2, inputs.bounds.shape[0]
+    return [_wrap(first + n, num_tiles) for n in range(size)]
 
-    lax.fori_loop(0, value_ref.shape[0], transpose, 0)
 
-
-def _group_blocks(options: _Options, index) -> list:
-    """Returns which blocks of LANES queries are computed together."""
-    size = options.queries // LANES
-    return [index * size + n for n in range(size)]
+def _wrap(tile, num_tiles: int):
+    tile = jnp.where(tile < 0, tile + num_tiles, tile)
+    return jnp.where(tile >= num_tiles, tile - num_tiles, tile)
 
 
 def _loop_over_keys(options: _Options, program: _Program, group, add_keys: Callable, state):
@@ -582,36 +713,96 @@ def _loop_over_keys(options: _Options, program: _Program, group, add_keys: Calla
     return lax.fori_loop(spans.first[row, group], spans.end[row, group], add_keys, state)
 
 
-def _band_start(options: _Options, inputs: _Inputs, block):
-    """Returns the first of the keys that a block of queries sees."""
-    length = inputs.projections.shape[0]
-    start = block * LANES - (options.keys - LANES) // 2
-    return pl.multiple_of(jnp.clip(start, 0, length - options.keys), LANES // 2)
+def _positions(tile):
+    return pl.ds(pl.multiple_of(tile * LANES, LANES), LANES)
 
 
-def _positions(block):
-    return pl.ds(pl.multiple_of(block * LANES, LANES), LANES)
+def _row_slices(options: _Options, tile, length: int) -> list:
+    """Returns where the queries of a tile are: those of a band start half a tile earlier."""
+    if not options.is_band:
+        size = options.queries
+        return [pl.ds(pl.multiple_of(tile * size, size), size)]
+    half = LANES // 2
+    start = tile * LANES
+    before = jnp.where(tile == 0, length, start) - half
+    return [pl.ds(pl.multiple_of(x, half), half) for x in (before, start)]
 
 
-def _part(inputs: _Inputs, part: slice, start, size: int) -> jax.Array:
-    """Returns float32 `[size, LANES]`: queries, keys or values, with their bias."""
-    x = inputs.projections[pl.ds(start, size), part].astype(jnp.float32)
+def _load(options: _Options, ref, tile, lanes: slice) -> jax.Array:
+    """Returns float32 `[query_tile, LANES]` of the queries of a tile."""
+    slices = _row_slices(options, tile, ref.shape[0])
+    return jnp.concatenate([ref[each, lanes].astype(jnp.float32) for each in slices])
+
+
+def _store(options: _Options, ref, tile, lanes: slice, x):
+    slices = _row_slices(options, tile, ref.shape[0])
+    for each, part in zip(slices, jnp.split(x, len(slices)), strict=True):
+        ref[each, lanes] = part
+
+
+def _store_log_sum(options: _Options, ref, tile, head: int, log_sum: jax.Array):
+    """Stores float32 `[1, queries]`; those of a band stay where its tiles start earlier."""
+    size = options.queries // LANES
+    for n in range(size):
+        part = log_sum[:, n * LANES : (n + 1) * LANES]
+        ref[tile * size + n, pl.ds(head, 1), :] = part
+
+
+def _load_log_sums(options: _Options, ref, tile) -> list[jax.Array]:
+    """Returns float32 `[1, queries]` of each head."""
+    size = options.queries // LANES
+    tiles = [tile * size + n for n in range(size)]
+    return [_join(ref, tiles, 1, slice(head, head + 1)) for head in range(ref.shape[1])]
+
+
+def _rows_of(options: _Options, ref, tile, rows: slice) -> jax.Array:
+    """Returns `[rows, queries]` of the queries of a tile from `[tiles of LANES, rows, LANES]`."""
+    if not options.is_band:
+        size = options.queries // LANES
+        return jnp.concatenate([ref[tile * size + n, rows, :] for n in range(size)], axis=1)
+    num_tiles = ref.shape[0]
+    own, before = ref[tile, rows, :], ref[_wrap(tile - 1, num_tiles), rows, :]
+    half = LANES // 2
+    lane = lax.broadcasted_iota(jnp.int32, own.shape, 1)
+    return pltpu.roll(jnp.where(lane < half, own, before), half, 1)
+
+
+def _part(inputs: _Inputs, part: slice, positions) -> jax.Array:
+    """Returns float32 `[positions, LANES]`: queries, keys or values, with their bias."""
+    x = inputs.projections[positions, part].astype(jnp.float32)
     return x if inputs.bias is None else x + inputs.bias[:, part]
 
 
-def _query(options: _Options, inputs: _Inputs, block) -> jax.Array:
-    """Returns a block of rotated queries, float32 `[LANES of heads, LANES queries]`, scaled."""
-    query = _part(inputs, QUERY, block * LANES, LANES).T
-    query *= math.log2(math.e) / math.sqrt(options.head_dim)
-    return _rotate(options, inputs, query, block)
-
-
-def _rotate(options: _Options, inputs: _Inputs, x: jax.Array, block, back: bool = False):
-    """Rotates the heads of float32 `[LANES, LANES positions]` of a block, or `back`."""
+def _query(options: _Options, inputs: _Inputs, tile) -> jax.Array:
+    """Returns a tile of rotated queries, float32 `[LANES, queries]`, scaled."""
+    query = _load(options, inputs.projections, tile, QUERY)
+    if inputs.bias is not None:
+        query += inputs.bias[:, QUERY]
+    query = query.T * (math.log2(math.e) / math.sqrt(options.head_dim))
     if inputs.rotation is None:
+        return query
+    return _rotate(options, query, *_angles(options, inputs, tile))
+
+
+def _angles(options, inputs, tile):
+    if inputs.rotation is None:
+        return None, None
+    half = options.head_dim // 2
+    return tuple(
+        _rows_of(options, inputs.rotation, tile, slice(n * half, (n + 1) * half)) for n in (0, 1)
+    )
+
+
+def _key_angles(options, inputs, tile):
+    half = options.head_dim // 2
+    return inputs.rotation[tile, :half, :], inputs.rotation[tile, half:, :]
+
+
+def _rotate(options: _Options, x: jax.Array, cosines, sines, back: bool = False):
+    """Rotates the heads of float32 `[LANES, positions]`, or `back`."""
+    if cosines is None:
         return x
     half = options.head_dim // 2
-    cosines, sines = inputs.rotation[block, :half, :], inputs.rotation[block, half:, :]
     if back:
         sines = -sines
     parts = []
@@ -621,61 +812,40 @@ def _rotate(options: _Options, inputs: _Inputs, x: jax.Array, block, back: bool 
     return jnp.concatenate(parts)
 
 
-def _heads(head_dim: int, x: jax.Array) -> list[jax.Array]:
-    """Returns `[LANES, positions]` for each head, with 0 in place of the others."""
-    row = lax.broadcasted_iota(jnp.int32, x.shape, 0) // head_dim
-    return [jnp.where(row == head, x, 0.0) for head in range(LANES // head_dim)]
+def _only_heads(options, x: jax.Array, axis: int) -> list[jax.Array]:
+    """Returns `x` for each head, with 0 in place of the others along `axis`."""
+    if options.head_dim == LANES:
+        return [x]
+    index = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    heads = [_lanes(options, head) for head in range(LANES // options.head_dim)]
+    return [jnp.where((index >= h.start) & (index < h.stop), x, 0.0) for h in heads]
 
 
 def _lanes(options: _Options, head: int) -> slice:
     return slice(head * options.head_dim, (head + 1) * options.head_dim)
 
 
-def _is_visible(options: _Options, inputs: _Inputs, block, start) -> jax.Array:
-    """Returns bool `[keys, LANES]`: whether the block's queries see the keys from `start` on."""
-    first, count = inputs.bounds[block, 0:1, :], inputs.bounds[block, 1:2, :]
-    key = lax.broadcasted_iota(jnp.int32, (options.keys, LANES), 0)
-    offset = key - (first - start)
-    return (offset >= 0) & (offset < count)
-
-
-def _is_dropped(options: _Options, program: _Program, block, start) -> list[jax.Array | None]:
-    """Returns for each head bool `[keys, LANES]`, or None without dropout."""
-    inputs, heads = program.inputs, LANES // options.head_dim
+def _drop(options: _Options, program: _Program, unit: _Unit, tiles, key_tiles, x) -> jax.Array:
+    """Applies the dropout of a unit to `x`, `[keys, lanes of the unit]`."""
+    inputs = program.inputs
     if inputs.threshold is None:
-        return [None] * heads
-    words = [_key_words(options, inputs, start, n) for n in (0, 1)]
-    dropped = []
-    for pair in range(max(heads // 2, 1)):
-        query_words = [inputs.query_words[pair, block, pl.ds(n, 1), :] for n in (0, 1)]
-        dropped += [bits < inputs.threshold[0, 0] for bits in random_bits(query_words, words)]
-    if heads == 1:
-        return [jnp.where(program.lanes % 2 == 0, *dropped)]
-    return dropped
+        return x
+    key_words = [_key_words(options, inputs, key_tiles, n) for n in (0, 1)]
+    parts = []
+    for head, (_, part) in zip(unit.heads, _by_head(options, unit, x), strict=True):
+        words = inputs.query_words.at[head // 2]
+        words = [_rows_of(options, words, tiles[unit.n], slice(n, n + 1)) for n in (0, 1)]
+        bits = random_bits(words, key_words)
+        if options.head_dim == LANES:
+            bits = jnp.where(program.lanes % 2 == 0, *bits)
+        else:
+            bits = bits[head % 2]
+        parts.append(jnp.where(bits < inputs.threshold[0, 0], 0.0, part))
+    return _side_by_side(parts)
 
 
-def _key_words(options: _Options, inputs: _Inputs, start, word: int) -> jax.Array:
-    """Returns a word of each key from `start` on in all lanes, int32 `[keys, LANES]`."""
-    # A band may start in the middle of a block.
-    half, columns = LANES // 2, []
-    if not options.is_band:
-        first = start // LANES
-        blocks = [
-            inputs.key_words[first + n, pl.ds(word, 1), :] for n in range(options.keys // LANES)
-        ]
-        return jnp.concatenate([_as_column(row) for row in blocks])
-    first = start // LANES
-    for n in range(options.keys // LANES + 1):
-        block = jnp.minimum(first + n, inputs.key_words.shape[0] - 1)
-        columns.append(_as_column(inputs.key_words[block, pl.ds(word, 1), :]))
-    columns = jnp.concatenate(columns)
-    is_middle = start % LANES != 0
-    return jnp.where(is_middle, columns[half : half + options.keys], columns[: options.keys])
-
-
-def _as_column(row: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(row, (LANES, LANES)).T
-
-
-def _drop(x, is_dropped):
-    return x if is_dropped is None else jnp.where(is_dropped, 0.0, x)
+def _key_words(options: _Options, inputs: _Inputs, key_tiles: list, word: int) -> jax.Array:
+    """Returns int32 `[keys, queries]`: a word of each key in all lanes."""
+    rows = [inputs.key_words[tile, pl.ds(word, 1), :] for tile in key_tiles]
+    column = jnp.concatenate([jnp.broadcast_to(row, (LANES, LANES)).T for row in rows])
+    return _side_by_side([column] * (options.queries // LANES))
