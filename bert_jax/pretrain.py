@@ -294,9 +294,7 @@ def run_settings(
     A run is resumed only if they are equal, except for the fields of `may_change`. `weights` are
     the models that it reads, by the name of their field.
     """
-    corpora = [
-        {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
-    ]
+    corpora = [contents_of(phase) for phase in phases]
     languages = [phase.train.manifest["config"].get("language") for phase in phases]
     return setup.config.to_dict() | {
         "languages": languages,
@@ -307,6 +305,17 @@ def run_settings(
             name: parameters_hash(model.params) for name, model in weights.items() if model
         },
     }
+
+
+def contents_of(phase: Phase) -> dict:
+    """Returns what identifies the rows of a phase, wherever its corpora are."""
+    first, *others = (
+        {name: rows.manifest[name] for name in ("splits", "vocabulary")}
+        for rows in phase.stream.corpora
+    )
+    if not others:
+        return first
+    return first | {"mixture": others, "weights": phase.stream.weights}
 
 
 def read_unreported(settings: dict) -> list[dict]:

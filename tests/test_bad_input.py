@@ -147,6 +147,17 @@ def two_vocabularies(inputs):
     train_in_two_phases(inputs)
 
 
+def mixture_of_two_vocabularies(inputs):
+    write_vocabulary(inputs.path("vocab.txt"), [*WORDS, "zebra"])
+    inputs.build(output="other", max_sequences=4)
+    inputs.train(mixture=((str(inputs.path("other")), 0.5),))
+
+
+def mixture_of_two_lengths(inputs):
+    inputs.build(output="other", max_seq_length=32)
+    inputs.train(mixture=((str(inputs.path("other")), 0.5),))
+
+
 def phases_with_different_seeds(inputs):
     train_in_two_phases(inputs, seed=1)
 
@@ -351,6 +362,8 @@ BAD_INPUT = {
     damaged_shard: (CorpusError, "train-00000", "damaged"),
     corpus_vocabulary_without_mask: (CorpusError, "tokenizer.json", "SHA-256"),
     two_vocabularies: (ValueError, "vocab"),
+    mixture_of_two_vocabularies: (ValueError, "/corpus and ", "/other differ in vocab"),
+    mixture_of_two_lengths: (ValueError, "cannot be mixed: max_seq_length is 32 and 64"),
     phases_with_different_seeds: (ValueError, "seed"),
     phases_with_different_heldout_fractions: (ValueError, "heldout_fraction"),
     missing_weights: (FileNotFoundError, "nowhere"),
@@ -418,6 +431,10 @@ BAD_FIELDS = [
         {"later_phases__phase_3__model__max_position_embeddings": 600},
         "config.later_phases.phase_3.model changes encoder/embeddings/position_embedding",
     ),
+    ({"mixture": (("books", 0.0),)}, "config.mixture=(('books', 0.0),): expected pairs"),
+    ({"mixture": (("books", float("nan")),)}, "weight, more than 0"),
+    ({"mixture": ("books",)}, "got 'books'"),
+    ({"later_phases__phase_3__mixture": (("a", -1),)}, "config.later_phases.phase_3.mixture="),
     ({"model__hidden_size": 100}, "hidden_size"),
     ({"init_optimizer": True}, "init_from"),
     ({"model__size": None}, "config.model.size"),

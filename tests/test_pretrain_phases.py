@@ -11,6 +11,7 @@ from bert_jax import pretrain
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.pretrain import modernbert_base
 from bert_jax.configs.pretrain.fields import make_later_phases
+from tests.helpers.corpora import build_small_corpus
 from tests.helpers.json_lines import read_lines
 from tests.helpers.runs import saved_params, stopped_after_save
 
@@ -30,10 +31,12 @@ def recipe(corpus, *later_phases, **fields):
 
 
 @pytest.fixture(scope="module")
-def phases(long_corpus):
+def phases(long_corpus, tmp_path_factory):
     """The second phase and the third, in which the learning rate decays."""
+    other = build_small_corpus(tmp_path_factory.mktemp("other"), num_documents=30)
+    mixture = ((str(other), 0.5),)
     return (
-        {"num_steps": 2, "batch_size": 16, "masking.rate": 0.15},
+        {"num_steps": 2, "batch_size": 16, "masking.rate": 0.15, "mixture": mixture},
         {"num_steps": 3, "corpus": str(long_corpus), "masking.rate": 0.05}
         | {"model.global_rope_base": 40_000.0, "model.max_position_embeddings": 128},
     )
@@ -64,7 +67,7 @@ def test_learning_rate_and_masks_follow_the_phases_and_the_stable_checkpoint_is_
 def test_checkpoint_has_the_rotations_of_the_phase_that_wrote_it(whole):
     first = json.loads((whole / "config.json").read_text())["architecture"]
     last = bert_jax.load(whole).config
-    assert (first["global_rope_base"], first["max_position_embeddings"]) == (160_000.0, 64)
+    assert (first["global_rope_base"], first["max_position_embeddings"]) == (10_000.0, 64)
     assert (last.global_rope_base, last.max_position_embeddings) == (40_000.0, 128)
 
 

@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -49,6 +49,8 @@ def main(argv: list[str]) -> None:
     *sources, destination = argv[1:] or [None]
     if not sources or (LAST.value and len(sources) != 1):
         raise app.UsageError("expected CKPT CKPT ... OUT, or --last=N WORKDIR OUT")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     try:
         if LAST.value:
             checkpoints = last_checkpoints(sources[0], LAST.value)

@@ -44,7 +44,9 @@ def check_paths(config: ConfigDict) -> None:
     else:
         for name, phase in phases_of(config).items():
             if phase.num_steps:
-                paths[f"config.{name}.corpus" if name else "config.corpus"] = phase.corpus
+                prefix = f"config.{name}." if name else "config."
+                paths[f"{prefix}corpus"] = phase.corpus
+                paths |= {f"{prefix}mixture": path for path, _ in phase.mixture or ()}
         paths["config.distillation.teacher"] = config.distillation.teacher
     paths[f"{prefix}.init_from"] = run.init_from
     paths = {n: path for n, path in paths.items() if path and not path.startswith("tfds:")}

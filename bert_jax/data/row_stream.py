@@ -26,7 +26,7 @@ class RowStream:
         first_rows: Sequence[int] = (0,),
     ):
         """`first_rows` are the positions in the corpora's own streams at which this one begins."""
-        self.corpora, self.first_rows = corpora, first_rows
+        self.corpora, self.weights, self.first_rows = corpora, weights, first_rows
         self.shuffle_seed = corpora[0].shuffle_seed
         # The share of each corpus in the rows that the corpora before it leave; of the last: 1.
         self._shares = [weight / sum(weights[n:]) for n, weight in enumerate(weights)]

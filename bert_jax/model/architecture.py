@@ -12,7 +12,8 @@ That file offers:
   `pools_positions`, whether heads that predict each position read it through the pooler;
   `pooler_in_lm_head`, the part of the head for tokens from which the pooler of a task starts;
   `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions; and
-  `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`;
+  `embedding_dropout_rate`, `attention_output_dropout_rate` and `classifier_dropout_rate`, if they
+  are not `dropout_rate`;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `LayerInputs(config)`, which builds from a batch what all layers read beside the hidden states: an
   `AttentionMask`, with whatever else they share, such as tables of rotations;

@@ -29,17 +29,22 @@ class Dropout(NamedTuple):
         until the rows of a microbatch are known.
       rate: probability of each element to be zeroed, in [0, 1).
       attention_rate: probability of each attention weight to be zeroed; None means `rate`.
+      attention_output_rate: that of attention's output, in architectures where it is another; None
+        means `attention_rate`.
     """
 
     key: jax.Array
     rows: jax.Array | None
     rate: float | jax.Array
     attention_rate: float | jax.Array | None = None
+    attention_output_rate: float | jax.Array | None = None
 
     def rate_of(self, name: str) -> float | jax.Array:
-        """Returns the field `name`: "rate", or "attention_rate", whose default is the former."""
-        rate = getattr(self, name)
-        return self.rate if rate is None else rate
+        """Returns the field `name`, one of the rates, or its default."""
+        rate, default = getattr(self, name), "rate"
+        if name == "attention_output_rate":
+            default = "attention_rate"
+        return self.rate_of(default) if rate is None else rate
 
     def at_place(self, name: str) -> "Dropout":
         """Returns the dropout of the place `name` in the model, with a key of its own.
@@ -240,6 +245,8 @@ def layer_dropout(
 ) -> LayerDropout:
     """Returns the dropout of all layers, stacked; `places` have the rate of `Dropout` of each.
 
+    A place whose rate is the number 0, not a traced one, is left out.
+
     Drawn for all layers at once: in each layer, it would be some thirty small operations.
     """
 
@@ -248,6 +255,8 @@ def layer_dropout(
         keys = jax.random.split(key, len(places))
         for (place, rate_name), own_key in zip(places.items(), keys, strict=True):
             own = dropout._replace(key=own_key, rate=dropout.rate_of(rate_name))
+            if isinstance(own.rate, int | float) and own.rate == 0:
+                continue
             if place == "attention":
                 drawn[place] = attention_dropout(own, num_heads, length)
             else:

@@ -98,6 +98,8 @@ class ModernBertConfig:
     """Dropout rate of embeddings; None means `dropout_rate`."""
     attention_dropout_rate: float | None = None
     """Dropout rate of attention's probabilities and of its output; None means `dropout_rate`."""
+    attention_output_dropout_rate: float | None = None
+    """Dropout rate of attention's output alone; None means `attention_dropout_rate`."""
     classifier_dropout_rate: float | None = None
     """Dropout rate before the last dense layer of a task; None means `dropout_rate`."""
     causal: bool = False
@@ -166,8 +168,7 @@ class ModernBertConfig:
             classifier_pooling=("cls", "mean"),
         )
         check_positive(self, ("global_rope_base", "local_rope_base", "layer_norm_epsilon"))
-        rates = ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate")
-        check_rates(self, (*rates, "classifier_dropout_rate"))
+        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
 
     @classmethod
     def named(cls, size: str, **overrides) -> "ModernBertConfig":
@@ -294,7 +295,7 @@ class EncoderLayer(nn.Module):
 
     dropout_places: ClassVar[Mapping[str, str]] = {
         "attention": "attention_rate",
-        "attention_output": "attention_rate",
+        "attention_output": "attention_output_rate",
         "feed_forward": "rate",
     }
 

@@ -63,15 +63,21 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
 
 def describe_phase(phase: Phase) -> str:
     """Returns a sentence on the steps, epochs and tokens of a phase."""
-    rows, num_rows = phase.train, phase.num_steps * phase.batch_size
-    tokens = num_rows * rows.manifest["splits"]["train"]["tokens"] / rows.num_rows
-    factor, passes = rows.manifest["config"].get("dupe_factor", 1), ""
-    if factor > 1:  # Each document is in the corpus several times, in different pairs.
-        passes = f" (each text {_three_digits(factor * num_rows / rows.num_rows)} times)"
+    corpora, counts = [phase.train], [phase.num_rows]
+    if phase.stream:
+        corpora, counts = phase.stream.corpora, phase.stream.rows_of_each(phase.num_rows).tolist()
+    epochs, tokens = [], 0
+    for rows, num_rows in zip(corpora, counts, strict=True):
+        tokens += num_rows * rows.manifest["splits"]["train"]["tokens"] / rows.num_rows
+        factor, passes = rows.manifest["config"].get("dupe_factor", 1), ""
+        if factor > 1:  # Each document is in the corpus several times, in different pairs.
+            passes = f" (each text {_three_digits(factor * num_rows / rows.num_rows)} times)"
+        epochs.append(
+            f"{_three_digits(num_rows / rows.num_rows)} epochs of {rows.num_rows:,} rows{passes}"
+        )
     return (
-        f"{phase.num_steps:,} steps of {phase.batch_size:,} rows of {rows.max_seq_length} tokens: "
-        f"{_three_digits(num_rows / rows.num_rows)} epochs of {rows.num_rows:,} rows{passes}, "
-        f"{in_words(tokens)} tokens"
+        f"{phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.train.max_seq_length} "
+        f"tokens: {' and '.join(epochs)}, {in_words(tokens)} tokens"
     )
 
 

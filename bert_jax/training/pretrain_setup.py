@@ -33,7 +33,7 @@ from bert_jax.model.encoder import encoders_of
 from bert_jax.model.execution import Execution, log_path, plan_execution
 from bert_jax.objectives import Objective, find_objective
 from bert_jax.runtime import config_fields
-from bert_jax.runtime.config_fields import Bounds, check_bounds
+from bert_jax.runtime.config_fields import POSITIVE, Bounds, check_bounds
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
@@ -54,8 +54,8 @@ class Phase:
     """Consecutive steps of a run, on rows of one length.
 
     Attributes:
-      train: the rows to train on. To compile a step, only their `max_seq_length` and
-        `max_sequences` are needed.
+      train: the rows to train on, of a mixture those of the first corpus. To compile a step, only
+        their `max_seq_length` and `max_sequences` are needed.
       heldout: the rows to evaluate on; None if the step is only compiled.
       start, stop: the steps `[start, stop)` of the run.
       batch_size: rows per step, over all devices.
@@ -78,6 +78,11 @@ class Phase:
     @property
     def num_steps(self) -> int:
         return self.stop - self.start
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all its steps."""
+        return self.num_steps * self.batch_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,8 +313,8 @@ def check_length(phase: Phase, model_config, teacher=None) -> None:
 
 def check_segments(phases: list[Phase], model_config) -> None:
     """Raises ValueError if a corpus has sentence pairs, but the model has a single segment."""
-    for phase in phases:
-        labels = phase.train.manifest["splits"]["train"]["nsp_labels"]
+    for rows in (rows for phase in phases for rows in phase.stream.corpora):
+        labels = rows.manifest["splits"]["train"]["nsp_labels"]
         if getattr(model_config, "type_vocab_size", 0) == 1 and any(labels.values()):
             raise ValueError(f"the corpus has pairs, but {ONE_SEGMENT}")
 
@@ -331,6 +336,8 @@ def phase_configs(config: ConfigDict) -> dict[str, ConfigDict]:
             values = config_fields.flatten(own)
             for each in ("learning_rate", "warmup_steps"):
                 del values[each]
+            if own.corpus is not None and own.mixture is None:
+                values["mixture"] = ()
             given = {field: value for field, value in values.items() if value is not None}
             previous.update_from_flattened_dict(given)
         configs[name] = previous
@@ -464,27 +471,50 @@ def model_execution(config: ConfigDict) -> Execution:
 def open_phases(config: ConfigDict) -> list[Phase]:
     """Opens the corpora of all phases with steps. Raises ValueError or CorpusError.
 
-    A later phase on the corpus of an earlier one continues where that one has stopped.
+    A later phase on a corpus of an earlier one continues where that one has stopped.
     """
-    phases, opened, rows_read = [], {}, collections.Counter()
+    phases, rows_read = [], collections.Counter()
+    open_rows = functools.cache(functools.partial(Rows, shuffle_seed=config.seed))
+    open_heldout = functools.cache(functools.partial(Rows, split="heldout"))
     objective_class = find_objective(config.objective)
     for name, phase_config in phase_configs(config).items():
         check_has_corpus(name, phase_config)
-        corpus = phase_config.corpus
-        if corpus not in opened:
-            opened[corpus] = Rows(corpus, "train", config.seed), Rows(corpus, "heldout")
-        rows, heldout = opened[corpus]
-        check_rows(name, phase_config, rows)
-        contents = manifest_checksum(rows.manifest)
-        # The long phase begins its corpus, as it always has: runs of earlier versions resume.
-        first_row = 0 if name == "long_phase" else rows_read[contents]
+        weights = corpus_weights(name, phase_config)
+        corpora = [open_rows(directory) for directory in weights]
+        for rows in corpora:
+            check_rows(name, phase_config, rows, corpora[0])
+        contents = [manifest_checksum(rows.manifest) for rows in corpora]
+        # The long phase begins its corpora, as it always has: runs of earlier versions resume.
+        first_rows = [0 if name == "long_phase" else rows_read[each] for each in contents]
+        stream = RowStream(corpora, list(weights.values()), first_rows)
+        heldout = open_heldout(phase_config.corpus)
         start = phases[-1].stop if phases else 0
-        phase = plan_phase(phase_config, objective_class, name, rows, heldout, start)
-        phases.append(dataclasses.replace(phase, stream=RowStream([rows], first_rows=[first_row])))
-        rows_read[contents] += phase.num_steps * phase.batch_size
+        phase = plan_phase(phase_config, objective_class, name, corpora[0], heldout, start)
+        phases.append(dataclasses.replace(phase, stream=stream))
+        for each, count in zip(contents, stream.rows_of_each(phase.num_rows), strict=True):
+            rows_read[each] += int(count)
     check_same_documents(phases)
     check_positions(config.model, phases[0].train.tokenizer.pad_id)
     return phases
+
+
+def corpus_weights(name: str, config: ConfigDict) -> dict[str, float]:
+    """Returns the weight of each corpus of the phase `name`, whose own `config` this is.
+
+    Raises ValueError for a mixture that is not pairs of other directories and positive weights.
+    """
+    weights = {config.corpus: 1.0}
+    for pair in config.mixture:
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)
+        is_number = is_pair and isinstance(pair[1], int | float)
+        if not is_number or not POSITIVE.contain(pair[1]) or pair[0] in weights:
+            prefix = f"config.{name}." if name else "config."
+            raise ValueError(
+                f"{prefix}mixture={config.mixture}: expected pairs of another directory and its "
+                f'weight, more than 0, such as (("corpus/books", 0.5),), got {pair!r}'
+            )
+        weights[pair[0]] = float(pair[1])
+    return weights
 
 
 def check_has_corpus(name: str, config: ConfigDict) -> None:
@@ -497,14 +527,23 @@ def check_has_corpus(name: str, config: ConfigDict) -> None:
         )
 
 
-def check_rows(name: str, config: ConfigDict, rows: Rows) -> None:
-    """Raises ValueError if rows are not those that the phase `name`, with this `config`, needs."""
+def check_rows(name: str, config: ConfigDict, rows: Rows, first: Rows) -> None:
+    """Raises ValueError if rows are not those that the phase `name`, with this `config`, needs.
+
+    `first` are the rows of the first corpus of its mixture.
+    """
     labels = rows.manifest["splits"]["train"]["nsp_labels"]
     if config.next_sentence and not any(labels.values()):
         raise ValueError(
             f"{rows.source} has {rows.manifest['config']['rows']}, not sentence pairs: set "
             "config.next_sentence=False, or build it with rows=sentence_pairs"
         )
+    for size in ("max_seq_length", "max_sequences"):
+        if getattr(rows, size) != getattr(first, size):
+            raise ValueError(
+                f"{rows.source} and {first.source} cannot be mixed: {size} is "
+                f"{getattr(rows, size)} and {getattr(first, size)}; build both with the same"
+            )
     if (expected := config.max_seq_length) and rows.max_seq_length != expected:
         prefix = f"config.{name}." if name else "config."
         raise ValueError(
@@ -517,7 +556,7 @@ def check_rows(name: str, config: ConfigDict, rows: Rows) -> None:
 def check_same_documents(phases: list[Phase]) -> None:
     """Raises ValueError if the corpora differ in vocabulary or in the documents they hold out."""
     first = phases[0].train
-    for rows in (phase.train for phase in phases[1:]):
+    for rows in (rows for phase in phases for rows in phase.stream.corpora):
         both = f"{first.source} and {rows.source}"
         is_same = {"vocab": first.tokenizer.sha256 == rows.tokenizer.sha256}
         for name in ("seed", "heldout_fraction"):

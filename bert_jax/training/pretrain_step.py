@@ -136,7 +136,8 @@ def gradients_of_shard(model, objective, num_microbatches, params, batch, counts
 def step_dropout(model_config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout | None:
     """Returns the dropout of a step at the rates of `model_config`; None if all are 0."""
     rate, attention_rate = model_config.dropout_rate, model_config.attention_dropout_rate
-    if not (rate or attention_rate or getattr(model_config, "embedding_dropout_rate", None)):
+    others = ("embedding_dropout_rate", "attention_output_dropout_rate")
+    if not any((rate, attention_rate, *(getattr(model_config, name, None) for name in others))):
         return None
     return Dropout(key, batch["dropout_rows"], rate, attention_rate)
 

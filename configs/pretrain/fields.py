@@ -25,6 +25,11 @@ A_RATE = Bounds(0.001, 0.999)
 # change when a run is resumed, like the tables below.
 PHASE_PATHS = {
     "corpus": Field(None, "Directory of its corpus.", kind=str),
+    "mixture": Field(
+        None,
+        "Further corpora and their weights. None: as in the phase before; with a corpus, none.",
+        kind=tuple,
+    ),
 }
 PHASE_TRAINING = {
     "num_steps": Field(0, "Updates; 0: the phase is skipped.", AT_LEAST_0),
@@ -70,7 +75,13 @@ def with_prefix(prefix: str, fields: Mapping[str, Field]) -> dict[str, Field]:
 # Paths. They may change when a run is resumed: their contents are compared instead.
 PATHS = {
     "corpus": Field("", "Directory written by tools/prepare_corpus.py, with rows of 128 tokens."),
+    "mixture": Field(
+        (),
+        'Further corpora whose rows are mixed in, and their weights, such as (("books", 0.5),); '
+        "`corpus` has weight 1. Only its held-out rows are evaluated.",
+    ),
     "long_phase.corpus": Field("", "Directory of a corpus with longer rows."),
+    "long_phase.mixture": Field(None, "Its further corpora and their weights.", kind=tuple),
     "init_from": Field(
         "",
         "Weights to start from: a workdir, a checkpoint, or a directory of Hugging Face or of "
@@ -302,6 +313,9 @@ MODERNBERT = {
     "model.attention_dropout_rate": Field(
         None, "Of attention's probabilities and output. None: dropout_rate.", kind=float
     ),
+    "model.attention_output_dropout_rate": Field(
+        None, "Of attention's output alone. None: attention_dropout_rate.", kind=float
+    ),
     "model.initializer_range": TRAINING["model.initializer_range"],
     "model.layer_norm_epsilon": Field(1e-5, "Added to the variance in LayerNorm."),
     "model.max_position_embeddings": Field(None, "Tokens of the longest sequence.", kind=int),
@@ -388,10 +402,11 @@ def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
     config.batch_size = config.eval_batch_size = 8
     config.num_steps = 10 if config.num_steps else 0
     config.warmup_steps = 2
+    config.max_seq_length = None  # Any corpus will do.
     for name, phase in phases_of(config).items():
         if not name:
             continue
-        phase.batch_size = 8
+        phase.batch_size, phase.max_seq_length = 8, None
         phase.num_steps = 4 if phase.num_steps else 0
         if phase.warmup_steps is not None:
             phase.warmup_steps = 2

@@ -1,24 +1,39 @@
-"""ModernBERT-base: 22 layers, hidden 768, 12 heads, rows of 1,024 tokens; 149 M parameters.
+"""ModernBERT-base: 22 layers, hidden 768, 12 heads; 149 M parameters, 2 T tokens in nine phases.
 
-Source: Warner et al. (2024), and the open recipe of Ettin (Weller et al., 2025): masked LM alone,
-masks of 30 %, batches of 4,608 rows of 1,024 tokens, learning rate 8e-4, Adam with beta2 0.98 and
-epsilon 1e-6, weight decay 1e-5.
+Source: Warner et al. (2024), section 2.3, and the released configurations of ModernBERT and of
+Ettin (Weller et al., 2025), which agree in what follows: masked LM alone, masks of 30 %;
+StableAdamW, beta2 0.98, epsilon 1e-6; dropout of 0.1, of attention's output alone. Their weight
+decay takes 1e-5 of a weight in each step at the peak of the learning rate. Here it is multiplied by
+the rate: 1e-5 / 8e-4 = 0.0125, the same up to phase 7.
 
-Not yet as in these recipes: AdamW with clipping in place of StableAdamW; one linear warm-up and
-decay in place of warm-up, constant and decay; one phase of 1,024 tokens, with 30 % masks to its
-end; batches of one size; no dropout, which they have (0.1) at attention's output alone. `num_steps`
-is that of 100 G tokens.
+    phase        tokens     rows                   learning rate
+    first, 3-6   10 G each  768, 1,536 .. 3,840    warm-up over 3 G tokens, then 8e-4
+    7            1,669 G    4,608 of 1,024 tokens  8e-4
+    8            250 G      576 of 8,192 tokens    3e-4; rotations of base 160,000 in global layers
+    9            50 G       576 of 8,192 tokens    3e-4, falling to 0 as 1 - sqrt
+
+Other than there: their batch grows row by row over 50 G tokens; there is no long phase, whose place
+phase 3 takes. The tokens of an update stay the same on rows of 8,192, which the paper does not
+say. Steps count full rows.
+
+Ettin instead lets the rate fall to half in phase 8 (1 - sqrt), and has masks of 15 % in phase 9
+(--config.later_phases.phase_9.masking.rate=0.15) and rotations of one base in all layers
+(--config.later_phases.phase_8.model.local_rope_base=160000).
 
 Expected time: not run at full size, and there is no TPU kernel for its layers yet.
 Expected result: MNLI-m 89.1 in the paper, on 2 T tokens. Not run at full size.
 
     python tools/prepare_corpus.py --input='texts/*.txt' --vocab=MODEL --rows=full_sentences \
         --max_seq_length=1024 --output=corpus/1024
+    python tools/prepare_corpus.py --input='texts/*.txt' --vocab=MODEL --rows=full_sentences \
+        --max_seq_length=8192 --output=corpus/8192
     python -m bert_jax.pretrain --config=configs/pretrain/modernbert_base.py --workdir=runs/modern \
-        --config.corpus=corpus/1024
+        --config.corpus=corpus/1024 --config.later_phases.phase_8.corpus=corpus/8192
 
-MODEL is a directory with a tokenizer, such as one of ModernBERT. `modernbert_base.py:runlocal` runs
-a few steps of eight rows instead.
+MODEL is a directory with a tokenizer, such as one of ModernBERT. Rows of 1,024 tokens alone, with
+the decay in their last steps: --config.later_phases.phase_8.num_steps=0
+--config.later_phases.phase_9.num_steps=0. `modernbert_base.py:runlocal` runs a few steps of eight
+rows in each phase instead.
 """
 
 from ml_collections import ConfigDict
@@ -34,13 +49,28 @@ def get_config(arg: str = "") -> ConfigDict:
     config.program = "pretrain"
     config.next_sentence = False
     config.masking.rate = 0.3
-    config.num_steps = 21_000
+    config.model.global_rope_base = 10_000.0
+    config.model.attention_output_dropout_rate = 0.1
+
+    config.max_seq_length = 1024
+    config.batch_size = 768
+    config.num_steps = 12_720
     config.long_phase.num_steps = 0
-    config.batch_size = 4608
-    config.optimizer = "adamw"
+    longer = {"max_seq_length": 8192, "learning_rate": 3e-4, "model.global_rope_base": 160_000.0}
+    config.later_phases = fields.make_later_phases(
+        {"batch_size": 1536, "num_steps": 6_360},
+        {"batch_size": 2304, "num_steps": 4_240},
+        {"batch_size": 3072, "num_steps": 3_180},
+        {"batch_size": 3840, "num_steps": 2_540},
+        {"batch_size": 4608, "num_steps": 353_710},
+        longer | {"batch_size": 576, "num_steps": 52_980},
+        {"num_steps": 10_600},
+    )
+
+    config.optimizer = "stable_adamw"
     config.learning_rate = 8e-4
-    config.warmup_steps = 1000
-    config.decay_from = "warmup_end"
-    config.weight_decay = 1e-5
+    config.warmup_steps = 3_815
+    config.decay_steps = 10_600
+    config.weight_decay = 0.0125
     config.beta2 = 0.98
     return fields.apply_runlocal(config, arg)

@@ -16,6 +16,7 @@ from bert_jax.model.dropout import (
     random_bits,
     random_words,
 )
+from bert_jax.model.modernbert import EncoderLayer
 
 SHAPE = (32, 128, 256)
 SIZE = 32 * 128 * 256
@@ -200,13 +201,27 @@ def test_attention_has_its_own_rate(rate, attention_rate):
         settings = Dropout(jax.random.key(0), np.arange(8), rate, attention_rate)
         places = {"attention": "attention_rate", "attention_output": "rate", "output": "rate"}
         stacked = layer_dropout(settings, places, num_layers=1, num_heads=4, length=32)
-        attention, *hidden = jax.tree.map(lambda leaf: leaf[0], stacked).values()
-        return attention.apply(jnp.ones((8, 4, 32, 32))), [
-            each.apply(jnp.ones((8, 32, 64))) for each in hidden
-        ]
+        shapes = {"attention": (8, 4, 32, 32)}
+        return {
+            place: each.apply(jnp.ones(shapes.get(place, (8, 32, 64))))
+            for place, each in jax.tree.map(lambda leaf: leaf[0], stacked).items()
+        }
 
-    attention, hidden = jax.device_get(drop())
-    expected = rate if attention_rate is None else attention_rate
-    assert abs(np.mean(attention == 0) - expected) < 0.02
-    for each in hidden:
-        assert abs(np.mean(each == 0) - rate) < 0.02
+    dropped = jax.device_get(drop())
+    rates = {"attention": rate if attention_rate is None else attention_rate}
+    rates |= {"attention_output": rate, "output": rate}
+    assert dropped.keys() == {place for place, expected in rates.items() if expected}
+    for place, values in dropped.items():
+        assert abs(np.mean(values == 0) - rates[place]) < 0.02
+
+
+def test_output_of_attention_may_have_a_rate_of_its_own():
+    places = EncoderLayer.dropout_places
+    for rates, expected in (
+        ((0.0, None, 0.5), {"attention_output": 0.5}),
+        ((0.0, 0.5, None), {"attention": 0.5, "attention_output": 0.5}),
+        ((0.5, 0.0, None), {"feed_forward": 0.5}),
+    ):
+        dropout = Dropout(jax.random.key(0), np.arange(2), *rates)
+        found = layer_dropout(dropout, places, num_layers=1, num_heads=2, length=4)
+        assert {place: 1 - 1 / float(each.scale[0]) for place, each in found.items()} == expected

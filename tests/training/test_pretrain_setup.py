@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from absl import flags
 
-from bert_jax.configs.pretrain import bert_tiny
+from bert_jax.configs.pretrain import bert_tiny, modernbert_base
 from bert_jax.configs.pretrain.fields import known_fields, make_later_phases, phases_of
 from bert_jax.data.masking import Masking, mask_tokens
+from bert_jax.data.rows import Rows
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import find_objective
 from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH
@@ -27,6 +28,7 @@ from bert_jax.training.pretrain_setup import (
     setup_pretraining,
     stable_step,
 )
+from tests.helpers.corpora import build_small_corpus
 
 
 def tiny_config(**changes):
@@ -166,6 +168,50 @@ def test_later_phases_read_on_where_the_one_before_has_stopped(corpus, long_corp
     np.testing.assert_array_equal(
         phases[-1].stream.read(0, 4)["row_ids"], phases[0].train.read(28, 32)["row_ids"]
     )
+
+
+def test_recipe_of_modernbert_has_its_tokens_and_rates():
+    config = modernbert_base.get_config()
+    check_numbers(config)
+    phases = phase_configs(config)
+    tokens = [each.num_steps * each.batch_size * each.max_seq_length for each in phases.values()]
+    np.testing.assert_allclose(tokens, [*[10e9] * 5, 1669e9, 250e9, 50e9], rtol=2e-3)
+    assert {each.masking.rate for each in phases.values()} == {0.3}
+    schedule, starts = (
+        pretraining_schedule(config),
+        np.cumsum([p.num_steps for p in phases.values()]),
+    )
+    found = [float(schedule(step)) for step in (0, 3_815, *(starts - 1)[[0, 5]], starts[5])]
+    np.testing.assert_allclose(found, [0, 8e-4, 8e-4, 8e-4, 3e-4], rtol=1e-6)
+    assert stable_step(config) == starts[6]
+    # Without rows of 8,192 tokens.
+    for number in (8, 9):
+        config.later_phases[f"phase_{number}"].num_steps = 0
+    assert stable_step(config) == starts[5] - 10_600
+    check_numbers(config)
+
+
+def test_phases_mix_corpora_and_each_is_read_on(corpus, tmp_path):
+    other = build_small_corpus(tmp_path, num_documents=30)
+    config = tiny_config(num_steps=4, batch_size=8, corpus=str(corpus))
+    config.long_phase.num_steps = 0
+    config.mixture = ((str(other), 3),)
+    config = with_later_phases(
+        config,
+        {"num_steps": 1},
+        {"num_steps": 1, "mixture": ((str(other), 1.0),), "corpus": str(corpus)},
+        {"num_steps": 1, "corpus": str(other)},
+    )
+    phases = open_phases(config)
+    assert [phase.stream.first_rows for phase in phases] == [[0, 0], [8, 24], [10, 30], [34]]
+    assert [phase.stream.weights for phase in phases] == [[1, 3], [1, 3], [1, 1], [1]]
+    rows = phases[2].stream.read(0, 8)["tokens"]
+    expected = (
+        phases[0].train.read(10, 14)["tokens"],
+        Rows(other, "train", config.seed).read(30, 34)["tokens"],
+    )
+    np.testing.assert_array_equal(rows[1::2], expected[0])
+    np.testing.assert_array_equal(rows[::2], expected[1])
 
 
 def test_later_phases_are_flags_and_unknown_names_are_refused(tmp_path):
