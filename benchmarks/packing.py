@@ -26,7 +26,8 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import heldout_batches
 from bert_jax.pretrain import evaluate, train_and_evaluate
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step
 
 DUMP = flags.DEFINE_string("dump", None, "A Wikipedia dump.", required=True)

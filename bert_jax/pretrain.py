@@ -41,14 +41,8 @@ from bert_jax.training.initial_weights import (
     read_source,
     trained_lengths,
 )
-from bert_jax.training.pretrain_setup import (
-    Phase,
-    PretrainSetup,
-    check_numbers,
-    check_segments,
-    open_phases,
-    setup_pretraining,
-)
+from bert_jax.training.phases import Phase, check_numbers, check_segments, open_phases
+from bert_jax.training.pretrain_setup import PretrainSetup, setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step
 from bert_jax.training.pretrain_teacher import place_frozen, read_teacher
 from bert_jax.training.state import parameters_hash

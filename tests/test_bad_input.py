@@ -35,7 +35,8 @@ from bert_jax.runtime.errors import CheckpointError, NonFiniteLoss
 from bert_jax.tasks.text_classification import get_task
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.metrics import MetricsWriter
-from bert_jax.training.pretrain_setup import check_numbers, open_phases, setup_pretraining
+from bert_jax.training.phases import check_numbers, open_phases
+from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers.corpora import WORDS, random_text, write_tfds, write_vocabulary

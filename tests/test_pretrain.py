@@ -39,12 +39,8 @@ from bert_jax.runtime.errors import PREEMPTED, RunStopped
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sweeps.settings import known_fields
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from bert_jax.training.pretrain_setup import (
-    check_numbers,
-    make_model_config,
-    open_phases,
-    setup_pretraining,
-)
+from bert_jax.training.phases import check_numbers, open_phases
+from bert_jax.training.pretrain_setup import make_model_config, setup_pretraining
 from bert_jax.training.state import init_state
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands

@@ -22,12 +22,8 @@ from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import complete, known_fields
-from bert_jax.training.pretrain_setup import (
-    check_has_corpus,
-    check_numbers,
-    phase_configs,
-    setup_pretraining,
-)
+from bert_jax.training.phases import check_has_corpus, check_numbers, phase_configs, prefix_of
+from bert_jax.training.pretrain_setup import setup_pretraining
 
 
 def check_paths(config: ConfigDict) -> None:
@@ -44,7 +40,7 @@ def check_paths(config: ConfigDict) -> None:
     else:
         for name, phase in phases_of(config).items():
             if phase.num_steps:
-                prefix = f"config.{name}." if name else "config."
+                prefix = prefix_of(name)
                 paths[f"{prefix}corpus"] = phase.corpus
                 paths |= {f"{prefix}mixture": path for path, _ in phase.mixture or ()}
         paths["config.distillation.teacher"] = config.distillation.teacher

@@ -24,7 +24,7 @@ from bert_jax.model.execution import CHOICES
 from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text, stack_report
 from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
 from bert_jax.sweeps.settings import known_fields
-from bert_jax.training import pretrain_setup
+from bert_jax.training.phases import Phase, check_numbers, open_phases, phase_configs
 
 HELP = "Configuration of a pre-training run, a fine-tuning run or a sweep."
 CONFIG = define_config(HELP, known_fields)
@@ -109,14 +109,14 @@ def has_trials(config: ConfigDict | None) -> bool:
 def has_corpus(config: ConfigDict | None) -> bool:
     if config is None or has_trials(config):
         return False
-    return any(phase.corpus for phase in pretrain_setup.phase_configs(config).values())
+    return any(phase.corpus for phase in phase_configs(config).values())
 
 
-def plan_phases(config: ConfigDict) -> tuple[list[pretrain_setup.Phase], object]:
+def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
     """Returns the phases to compile and the tokenizer, from the corpora if there are any."""
-    pretrain_setup.check_numbers(config)
+    check_numbers(config)
     if has_corpus(config):
-        phases = pretrain_setup.open_phases(config)
+        phases = open_phases(config)
         tokenizer = phases[0].train.tokenizer
     else:
         phases = compilation.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))

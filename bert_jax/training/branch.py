@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from bert_jax.checkpoints.native import find_checkpoint, load_settings
 from bert_jax.configs.pretrain.fields import PHASE_TRAINING, known_fields, may_change, phases_of
 from bert_jax.runtime.config_fields import flatten
-from bert_jax.training.pretrain_setup import phase_configs, stable_step
+from bert_jax.training.phases import phase_configs, stable_step
 from bert_jax.training.workdir import describe_differences
 
 # What may differ after the step at which the runs part.

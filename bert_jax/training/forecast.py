@@ -7,7 +7,8 @@ import jax
 from absl import logging
 
 from bert_jax.data.rows import corpus_warnings
-from bert_jax.training.pretrain_setup import Phase, PhaseSetup, PretrainSetup
+from bert_jax.training.phases import Phase
+from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup
 
 # Steps of a phase, from its first, that are reported before the regular interval.
 EARLY_STEPS = tuple(factor * 10**power for power in range(4) for factor in (1, 2, 5))

@@ -17,7 +17,8 @@ from bert_jax.checkpoints.parameters import (
 from bert_jax.checkpoints.read import read_model
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.optimizer import with_moments
-from bert_jax.training.pretrain_setup import Phase, PretrainSetup
+from bert_jax.training.phases import Phase
+from bert_jax.training.pretrain_setup import PretrainSetup
 from bert_jax.training.pretrain_teacher import student_weights
 from bert_jax.training.state import TrainState
 

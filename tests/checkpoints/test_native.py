@@ -23,7 +23,8 @@ from bert_jax.checkpoints.verify import print_summary, verify_checkpoint
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.state import TrainState
 from tests.helpers.runs import small_config
 

@@ -25,7 +25,8 @@ from bert_jax.finetuning import finetune_fields
 from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep, known_fields
-from bert_jax.training.pretrain_setup import check_numbers, make_model_config
+from bert_jax.training.phases import check_numbers
+from bert_jax.training.pretrain_setup import make_model_config
 from experiments import story_endings
 from tests.helpers.commands import ROOT
 

@@ -22,7 +22,8 @@ from bert_jax.objectives.distillation import Distillation, DistillationModel
 from bert_jax.objectives.masked_lm import MaskedLm, PretrainingModel
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training import pretrain_step
-from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.pretrain_teacher import read_teacher
 from tests.helpers.corpora import write_vocabulary
 from tests.helpers.models import (

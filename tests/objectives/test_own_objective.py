@@ -19,7 +19,8 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layers import cross_entropy
-from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_setup import setup_pretraining
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
 from tests.helpers.runs import small_config
 from tests.suites import objectives as suites

@@ -15,7 +15,8 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_setup import setup_pretraining
 from tests.helpers.corpora import build_small_corpus
 
 

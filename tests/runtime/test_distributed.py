@@ -18,7 +18,8 @@ from bert_jax.data.rows import Rows
 from bert_jax.runtime import distributed
 from bert_jax.runtime.errors import PREEMPTED
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands

@@ -9,7 +9,8 @@ import pytest
 
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.training import forecast
-from bert_jax.training.pretrain_setup import Phase, PhaseSetup
+from bert_jax.training.phases import Phase
+from bert_jax.training.pretrain_setup import PhaseSetup
 
 
 def rows(length: int, num_rows: int = 400, tokens: int = 20_000):

@@ -18,16 +18,15 @@ from bert_jax.objectives import find_objective
 from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.runtime.config_fields import flatten, format_fields
-from bert_jax.training.pretrain_setup import (
+from bert_jax.training.phases import (
     check_numbers,
-    make_model_config,
     open_phases,
     phase_configs,
     plan_phase,
     pretraining_schedule,
-    setup_pretraining,
     stable_step,
 )
+from bert_jax.training.pretrain_setup import make_model_config, setup_pretraining
 from tests.helpers.corpora import build_small_corpus
 
 

@@ -22,13 +22,8 @@ from bert_jax.model.config import BertConfig
 from bert_jax.objectives import Objective, find_objective, learns_from_teacher
 from bert_jax.pods.chips import CHIPS, Chip, parse_topology
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_setup import (
-    Phase,
-    PhaseSetup,
-    PretrainSetup,
-    phase_configs,
-    plan_phase,
-)
+from bert_jax.training.phases import Phase, phase_configs, plan_phase
+from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.pretrain_teacher import abstract_frozen
 from bert_jax.training.state import TrainState

@@ -27,7 +27,8 @@ from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles, step_cost
 from bert_jax.sharding.rules import path_name
 from bert_jax.training import metrics
-from bert_jax.training.pretrain_setup import Phase, PhaseSetup, PretrainSetup, setup_pretraining
+from bert_jax.training.phases import Phase
+from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup, setup_pretraining
 
 
 def report(

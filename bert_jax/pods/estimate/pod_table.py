@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.pods.chips import CHIPS, default_shape, format_shape, parse_topology
 from bert_jax.pods.estimate import pod_report, report_text
-from bert_jax.training.pretrain_setup import Phase
+from bert_jax.training.phases import Phase
 
 # The number of chips for which a configuration in configs/pretrain is reported if no --topology is
 # given; for pod_base and pod_large it is the paper's.

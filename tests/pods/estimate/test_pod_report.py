@@ -13,7 +13,8 @@ from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles
 from bert_jax.training import metrics
-from bert_jax.training.pretrain_setup import Phase, setup_pretraining
+from bert_jax.training.phases import Phase
+from bert_jax.training.pretrain_setup import setup_pretraining
 
 TOPOLOGY = "v4:2x2x2"
 
