@@ -16,6 +16,7 @@ UNITS = ("token", "whole_word", "span", "ngram")
 # Relative frequencies of runs of 1, 2, ... words.
 SPAN_LENGTHS = tuple(0.8**n for n in range(10))
 NGRAM_LENGTHS = (1, 1 / 2, 1 / 3)
+MAX_SCORES = 2**16  # Drawn at a time for the spans of a row; it decides which are masked.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,7 +170,10 @@ def _choose_words(key, maskable, word, budget):
     Returns bool `[length]`.
     """
     length = maskable.shape[0]
-    word_sizes = jnp.sum((word[None, :] == jnp.arange(length)[:, None]) & maskable, axis=1)
+    # The starts of all words, in order, each with whether it may be masked, as all of its word is.
+    is_start = jnp.diff(word, prepend=-1) > 0
+    starts = jnp.sort(jnp.where(is_start, 2 * jnp.arange(length) + maskable, 2 * length))
+    word_sizes = jnp.diff(starts // 2, append=length) * (starts % 2)
     order = jax.random.permutation(key, length)
 
     def select(remaining, size):
@@ -194,7 +198,6 @@ def choose_spans(key, maskable, word, budget, max_spans, lengths):
     num_words = 1 + jax.random.categorical(
         length_key, jnp.log(jnp.array(lengths)), shape=(max_spans,)
     )
-    scores = jax.random.uniform(anchor_key, (max_spans, length))
 
     def add_span(carry, draw):
         group, remaining = carry
@@ -206,6 +209,18 @@ def choose_spans(key, maskable, word, budget, max_spans, lengths):
         new &= jnp.cumsum(new) <= remaining
         return (jnp.where(new, number, group), remaining - jnp.sum(new)), None
 
-    draws = (jnp.arange(max_spans), num_words, scores)
-    (group, _), _ = jax.lax.scan(add_span, (jnp.full(length, -1), budget), draws)
+    # The scores of some spans at a time: those of all would grow with the square of the length.
+    num_spans = min(max_spans, max(1, MAX_SCORES // length))
+    num_draws = -(-max_spans // num_spans)
+    keys = anchor_key[None] if num_draws == 1 else jax.random.split(anchor_key, num_draws)
+    num_words = jnp.pad(num_words, (0, num_draws * num_spans - max_spans), constant_values=1)
+
+    def add_spans(carry, draw):
+        key, first, words = draw
+        scores = jax.random.uniform(key, (num_spans, length))
+        return jax.lax.scan(add_span, carry, (first + jnp.arange(num_spans), words, scores))
+
+    firsts = num_spans * jnp.arange(num_draws)
+    draws = keys, firsts, num_words.reshape(num_draws, num_spans)
+    (group, _), _ = jax.lax.scan(add_spans, (jnp.full(length, -1), budget), draws)
     return group >= 0, jnp.maximum(group, 0)

@@ -210,6 +210,26 @@ def test_spans_do_not_cross_special_tokens():
     assert abs(np.mean(is_masked[1:][near] == is_masked[:-1][near]) - 0.5) < 1.5 / near.sum() ** 0.5
 
 
+def test_spans_of_long_rows_are_drawn_some_at_a_time_until_the_budget_is_spent(monkeypatch):
+    monkeypatch.setattr("bert_jax.data.masking.MAX_SCORES", 3 * LENGTH)
+    tokens, sequence_ids = rows(50)
+    out = masker(unit="span")(np.arange(50), tokens, sequence_ids)
+    weights = out["target_weights"] > 0
+    assert (weights.sum(axis=1) == 19).all()
+    assert not np.isin(out["targets"][weights], SPECIAL).any()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_memory_does_not_grow_with_the_square_of_the_length(unit):
+    length = 8192
+    many = dataclasses.replace(MASKING, unit=unit, rate=0.3, max_predictions=2458)
+    row = jax.ShapeDtypeStruct((1, length), np.int32)
+    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    mask = jax.jit(lambda *args: mask_tokens(*args, many))
+    memory = mask.lower(key, row, row).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 200 * length * 4
+
+
 def test_masks_of_a_row_do_not_depend_on_its_index_in_the_batch():
     (tokens, in_order), (_, sequence_ids) = masked("token"), rows(ROWS)
     order = np.random.default_rng(1).permutation(ROWS)

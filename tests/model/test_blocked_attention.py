@@ -143,10 +143,17 @@ def test_values_and_gradients_equal_float64(length, number):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", MASKS, ids=str)
+@pytest.mark.parametrize(("length", "rate"), [(LONG[0], 0.0), (LONG[1], 0.1)])
+def test_values_and_gradients_of_long_rows_equal_float64(length, rate, options):
+    check(length, options, rate)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("length", SHORT + LONG)
 @pytest.mark.parametrize("options", MASKS, ids=str)
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_values_and_gradients_equal_float64_for_all_masks(length, options, rate):
+def test_values_and_gradients_of_all_lengths_equal_float64(length, options, rate):
     check(length, options, rate)
 
 
