@@ -19,7 +19,9 @@ from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.sharding.mesh import make_mesh
 from tests.helpers.models import example_batch
 
-CPU, GPU, TPU = (types.SimpleNamespace(platform=name) for name in ("cpu", "gpu", "tpu"))
+CPU, GPU, TPU = (
+    types.SimpleNamespace(platform=name, device_kind=name) for name in ("cpu", "gpu", "tpu")
+)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_loaded_model_runs_on_the_device_of_its_parameters(monkeypatch):
 @pytest.mark.parametrize(
     ("length", "fields", "tensor_shards", "reason"),
     [
-        (520, {}, 1, "rows of 520 tokens are longer than 512"),
+        (8200, {}, 1, "rows of 8200 tokens are longer than 8192"),
         (16, {"hidden_size": 192, "num_heads": 3}, 1, "heads of 64 in 192 lanes"),
         (16, {"hidden_size": 96, "num_heads": 1}, 1, "heads of 96 in 96 lanes"),
         (16, {}, 2, "heads of 64 in 64 lanes"),
@@ -116,10 +118,19 @@ def test_fast_path_is_logged_and_so_is_that_its_kernels_are_interpreted(caplog, 
     assert runs == [expected + ", in rows of 512 tokens"] * 2
 
 
+@pytest.mark.parametrize(("kind", "length"), [("TPU v3", 512), ("TPU v4", 2048), ("TPU v5", 8192)])
+def test_the_fast_path_ends_where_rows_do_not_fit_on_the_device(kind, length):
+    device = types.SimpleNamespace(platform="tpu", device_kind=kind)
+    plan = plan_execution(Execution(), device)
+    assert plan.path(BertConfig(), length) == "fast"
+    assert plan.path(BertConfig(), length + 1) == "scan"
+    assert f"longer than {length}" in plan.why_not_fast(BertConfig(), length + 1)
+
+
 @pytest.mark.parametrize("length", [512, 520])
 def test_the_step_fuses_projections_where_the_encoder_takes_the_fast_path(length):
     config = BertConfig(num_layers=2, hidden_size=128, num_heads=2, max_position_embeddings=520)
-    plan = ExecutionPlan(uses_kernels=True)
+    plan = ExecutionPlan(uses_kernels=True, longest_fast_row=512)
     init = EncoderModel(config, plan).init
     params = jax.eval_shape(init, jax.random.key(0), example_batch())["params"]
     replicated = jax.sharding.NamedSharding(make_mesh(), jax.sharding.PartitionSpec())

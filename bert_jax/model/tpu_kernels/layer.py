@@ -6,6 +6,7 @@ for the output of each sublayer, and with control of what is saved for the gradi
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -24,7 +25,11 @@ from bert_jax.model.dropout import (
     finishing_dropout,
 )
 from bert_jax.model.layers import activate, dense_product, gather_positions, layer_norm
-from bert_jax.model.tpu_kernels import attention_kernel, sublayer_kernel
+from bert_jax.model.tpu_kernels import (
+    attention_kernel,
+    long_attention_kernel,
+    sublayer_kernel,
+)
 from bert_jax.model.tpu_kernels.blocks import LANES, needs_float32
 from bert_jax.model.tpu_kernels.layer_loop import INPUTS, SavedActivations, loop_over_layers
 from bert_jax.sharding.mesh import mesh_and_device
@@ -73,7 +78,13 @@ def why_unsupported(config: BertConfig, length: int, tensor_shards: int) -> str:
     if config.num_layers == 1:
         return "a single layer needs no loop"
     head_dim = config.hidden_size // config.num_heads
-    return attention_kernel.why_unsupported(length, config.hidden_size // tensor_shards, head_dim)
+    return _kernels(length).why_unsupported(length, config.hidden_size // tensor_shards, head_dim)
+
+
+def _kernels(length: int) -> ModuleType:
+    """Returns the module with the attention kernels for rows of a length."""
+    is_short = length <= attention_kernel.MAX_LENGTH
+    return attention_kernel if is_short else long_attention_kernel
 
 
 def run_encoder_layers(
@@ -219,8 +230,9 @@ def kernel_attention(
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
     options = {"head_dim": head_dim, "causal": config.causal}
     options["interpret"] = device.platform != "tpu"
-    options["float32_blocks"] = needs_float32(device.device_kind)
-    kernel = functools.partial(attention_kernel.attention, **options)
+    if _kernels(length) is attention_kernel:
+        options["float32_blocks"] = needs_float32(device.device_kind)
+    kernel = functools.partial(_kernels(length).attention, **options)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()

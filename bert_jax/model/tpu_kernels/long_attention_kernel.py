@@ -15,6 +15,7 @@ half a tile earlier, so that the keys that they see fill whole tiles; the first 
 positions of the row, too.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -28,29 +29,31 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import AttentionDropout, random_bits
+from bert_jax.model.tpu_kernels import attention_kernel
 from bert_jax.model.tpu_kernels.attention_kernel import KEY, QUERY, VALUE
 from bert_jax.model.tpu_kernels.blocks import LANES, BlockedArray, dot, kernel_name
 
 # Chosen by compiled cycles, in docs/log/2026-11-modernbert.md.
 QUERIES, KEYS = 256, 512  # Of one head, in a product.
 BAND_GROUP = 512  # Queries that are computed together, with a window.
-# Rows that fit into on-chip memory, in bfloat16; kernels on v2 and v3 cannot multiply it.
-MAX_LENGTH, MAX_LENGTHS = 8192, {"TPU v2": 0, "TPU v3": 0, "TPU v4": 2048}
+MAX_LENGTH = 8192
+# What fits into the on-chip memory of v4, in bfloat16; kernels on v2 and v3 cannot multiply it.
+SHORT_ROWS = attention_kernel.MAX_LENGTH
+LONGEST_ROWS = {"TPU v2": SHORT_ROWS, "TPU v3": SHORT_ROWS, "TPU v4": 2048}
 MAX_BAND = 4  # Tiles of keys around a tile of queries.
 DEFAULT_BYTES, SPILLED_BYTES = 16 * 2**20, 4 * 2**20  # Of on-chip memory.
 LOWEST = -1e30  # The score of a key that a query does not see.
 
 
-def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
-    """Returns why the kernel cannot compute this attention; "" if it can.
+def longest_row(device_kind: str) -> int | None:
+    """Returns the length of the longest rows that fit on a device; None: up to MAX_LENGTH."""
+    return LONGEST_ROWS.get(device_kind)
 
-    `hidden_size` is that of a shard over `tensor`, `device_kind` as JAX names it.
-    """
-    limit = MAX_LENGTHS.get(device_kind, MAX_LENGTH)
-    if not limit:
-        return f"rows of {length} tokens need a kernel that {device_kind} cannot run"
-    if length > limit:
-        return f"rows of {length} tokens are longer than {limit}"
+
+def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
+    """Returns why the kernel cannot compute this attention on any device; "" if it can."""
+    if length > MAX_LENGTH:
+        return f"rows of {length} tokens are longer than {MAX_LENGTH}"
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
     return ""
@@ -154,35 +157,42 @@ def long_attention_in_stack(
     if mask.is_global is not None or mask.ranks is not None:
         raise ValueError("the kernel for long rows knows no global positions and no ranks")
     batch, length, width = projections.shape
-    padding = -length % LANES
-    ids = jnp.pad(mask.sequence_ids, ((0, 0), (0, padding)), constant_values=-1)
+    if padding := -length % LANES:  # Otherwise these stay inputs, which a loop does not save.
+        end = (0, padding)
+        ids = jnp.pad(mask.sequence_ids, ((0, 0), end), constant_values=-1)
+        mask = dataclasses.replace(mask, sequence_ids=ids)
+        projections = jnp.pad(projections, ((0, 0), end, (0, 0)))
+        if rotation is not None:
+            rotation = tuple(jnp.pad(x, ((0, 0), end, (0, 0))) for x in rotation)
+        if dropout is not None:
+            words = jnp.pad(dropout.words, ((0, 0), (0, 0), (0, 0), end))
+            key_words = jnp.pad(dropout.key_words, ((0, 0), end))
+            dropout = dropout._replace(words=words, key_words=key_words)
     options = _make_options(mask, head_dim, length + padding, interpret)
-    bounds, spans = _visible(mask, ids, options)
-    inputs = _Inputs(None, _by_tiles(bounds, 1), jnp.ones((1, 1)))
-    if rotation is not None:
-        table = jnp.concatenate(rotation, axis=-1).astype(jnp.float32)
-        inputs = inputs._replace(rotation=_by_tiles(jnp.swapaxes(table, 1, 2), 1))
-    if dropout is not None:
-        inputs = inputs._replace(
-            scale=dropout.scale.reshape(1, 1),
-            query_words=_by_tiles(dropout.words, 2),
-            key_words=_by_tiles(dropout.key_words, 0),
-            threshold=dropout.threshold.reshape(1, 1),
-        )
-    if padding:  # Otherwise it stays an input, which a loop over layers does not save.
-        projections = jnp.pad(projections, ((0, 0), (0, padding), (0, 0)))
     saved = saved or [
         lax.empty((1, batch, length + padding, size), projections.dtype)
         for size in (width, width // 3)
     ]
-    context, saved = _attention(options, saved, layer, spans, inputs, projections, bias)
+    context, saved = _attention(options, saved, layer, mask, dropout, rotation, projections, bias)
     return context[:, :length], saved
 
 
-def _by_tiles(x: jax.Array, axis: int) -> jax.Array:
-    """Pads positions, the last axis, and moves tiles of LANES of them to `axis`."""
-    x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, -x.shape[-1] % LANES),))
-    return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, LANES), -2, axis)
+def attention(
+    projections: jax.Array,
+    bias: jax.Array,
+    sequence_ids: jax.Array,
+    dropout: AttentionDropout | None = None,
+    saved: list[jax.Array] | None = None,
+    layer: int | jax.Array = 0,
+    *,
+    head_dim: int,
+    causal: bool = False,
+    interpret: bool = False,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Computes `long_attention_in_stack` with the arguments of `attention_kernel.attention`."""
+    mask = AttentionMask(sequence_ids, causal)
+    options = {"head_dim": head_dim, "interpret": interpret}
+    return long_attention_in_stack(saved, layer, projections, bias, mask, dropout, **options)
 
 
 def _make_options(mask: AttentionMask, head_dim: int, length: int, interpret: bool) -> _Options:
@@ -202,8 +212,9 @@ def _largest_divisor(size: int, limit: int) -> int:
     return next(n for n in range(limit, 0, -LANES) if size % n == 0)
 
 
-def _visible(mask: AttentionMask, ids: jax.Array, options: _Options) -> tuple[jax.Array, _Spans]:
+def _visible(options: _Options, mask: AttentionMask) -> tuple[jax.Array, _Spans]:
     """Returns the bounds of `_Inputs`, int32 `[batch, 2, length]`, and the spans of each group."""
+    ids = mask.sequence_ids
     batch, length = ids.shape
     position = jnp.arange(length)
     changes = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
@@ -226,11 +237,11 @@ def _visible(mask: AttentionMask, ids: jax.Array, options: _Options) -> tuple[ja
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(options, saved, layer, spans, inputs, projections, bias):
-    return _attention_forward(options, saved, layer, spans, inputs, projections, bias)[0]
+def _attention(options, saved, layer, mask, dropout, rotation, projections, bias):
+    return _attention_forward(options, saved, layer, mask, dropout, rotation, projections, bias)[0]
 
 
-def _attention_forward(options, saved, layer, spans, inputs, projections, bias):
+def _attention_forward(options, saved, layer, mask, dropout, rotation, projections, bias):
     saved_projections, saved_context = saved
     saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
     dtype = projections.dtype
@@ -239,8 +250,7 @@ def _attention_forward(options, saved, layer, spans, inputs, projections, bias):
         _forward_kernel,
         options,
         layer,
-        spans,
-        _complete(inputs, saved_projections, bias),
+        *_prepare(options, mask, dropout, rotation, saved_projections, bias),
         # Not read: it is the memory of the output. pallas_call needs a block for it nevertheless.
         given=[(pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0)), saved_context)],
         outputs=[arrays.saved_context, arrays.log_sum],
@@ -249,11 +259,11 @@ def _attention_forward(options, saved, layer, spans, inputs, projections, bias):
     )
     context = lax.dynamic_index_in_dim(saved_context, layer, 0, keepdims=False)
     saved = [saved_projections, saved_context]
-    return (context, saved), (saved, layer, spans, inputs, bias, log_sum)
+    return (context, saved), (saved, layer, mask, dropout, rotation, bias, log_sum)
 
 
 def _attention_backward(options, residuals, gradients):
-    (saved_projections, saved_context), layer, spans, inputs, bias, log_sum = residuals
+    (saved_projections, saved_context), layer, mask, dropout, rotation, bias, log_sum = residuals
     dtype = saved_projections.dtype
     arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
     dcontext, _ = gradients
@@ -261,8 +271,7 @@ def _attention_backward(options, residuals, gradients):
         _backward_kernel,
         options,
         layer,
-        spans,
-        _complete(inputs, saved_projections, bias),
+        *_prepare(options, mask, dropout, rotation, saved_projections, bias),
         given=[
             (arrays.saved_context.spec, saved_context),
             (arrays.log_sum.spec, log_sum),
@@ -274,16 +283,35 @@ def _attention_backward(options, residuals, gradients):
     dprojections, dbias = results[0], None
     if bias is not None:
         dbias = jnp.sum(results[1], (0, 1)).astype(bias.dtype)
-    return None, None, None, None, dprojections, dbias
+    return None, None, None, None, None, dprojections, dbias
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _complete(inputs: _Inputs, saved_projections: jax.Array, bias: jax.Array | None) -> _Inputs:
+def _prepare(
+    options: _Options, mask, dropout, rotation, saved_projections, bias
+) -> tuple[_Spans, _Inputs]:
+    """Returns what both kernels read."""
+
+    def by_tiles(x, axis):
+        return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, LANES), -2, axis)
+
+    bounds, spans = _visible(options, mask)
     if bias is not None:
         bias = bias.astype(saved_projections.dtype).astype(jnp.float32)[None]
-    return inputs._replace(projections=saved_projections, bias=bias)
+    inputs = _Inputs(saved_projections, by_tiles(bounds, 1), jnp.ones((1, 1)), bias)
+    if rotation is not None:
+        table = jnp.concatenate(rotation, axis=-1).astype(jnp.float32)
+        inputs = inputs._replace(rotation=by_tiles(jnp.swapaxes(table, 1, 2), 1))
+    if dropout is not None:
+        inputs = inputs._replace(
+            scale=dropout.scale.reshape(1, 1),
+            query_words=by_tiles(dropout.words, 2),
+            key_words=by_tiles(dropout.key_words, 0),
+            threshold=dropout.threshold.reshape(1, 1),
+        )
+    return spans, inputs
 
 
 class _Arrays(NamedTuple):

@@ -82,14 +82,19 @@ def assert_equal(actual, expected):
     ids=str,
 )
 def test_loop_equals_unrolled_layers_in_outputs_and_gradients(fields, plan):
-    config = dataclasses.replace(CONFIG, **fields)
-    results = [
-        jax.jit(outputs_and_gradients, static_argnums=(0, 1))(
-            config, each, make_params(), make_batch()
-        )
-        for each in (plan, UNROLLED)
-    ]
-    assert_equal(*results)
+    assert_runs_as_unrolled(dataclasses.replace(CONFIG, **fields), plan, make_batch())
+
+
+def assert_runs_as_unrolled(config, plan, batch):
+    run = jax.jit(outputs_and_gradients, static_argnums=(0, 1))
+    assert_equal(*(run(config, each, make_params(), batch) for each in (plan, UNROLLED)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [640, 700])
+def test_loop_over_long_rows_equals_unrolled_layers(length):
+    batch = {name: x[:1] for name, x in make_batch(length).items()}
+    assert_runs_as_unrolled(CONFIG, FAST, batch)
 
 
 @pytest.mark.parametrize(
