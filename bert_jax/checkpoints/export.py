@@ -57,7 +57,9 @@ def save_huggingface(
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length") or trained_length(settings)
     max_length = max_length or config.max_position_embeddings
-    files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
+    reads_vocabulary = format_of(config).reads_vocabulary
+    files = transformers_files(tokenizer.stored, max_length, reads_vocabulary)
+    files["config.json"] = values
     files["README.md"] = model_card(directory.name, params, settings, result or {})
     tensors = params_to_huggingface(params, config, head)
     _check_own_head(params, config, head)

@@ -199,4 +199,5 @@ TRANSFORMERS = TransformersFormat(
     headless={(): "ModernBertModel", ("mlm",): "ModernBertForMaskedLM"},
     config_from_json=config_from_json,
     config_to_json=config_to_json,
+    reads_vocabulary=False,
 )

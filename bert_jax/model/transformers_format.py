@@ -47,6 +47,7 @@ class TransformersFormat(NamedTuple):
       config_to_json: (model config) -> the same contents, but for the class and the head.
       causal_class: class of a left-to-right model, whose masked-LM head predicts the next token;
         "" if there is none.
+      reads_vocabulary: whether vocab.txt alone is enough for its class of tokenizers.
     """
 
     class_prefix: str
@@ -60,3 +61,4 @@ class TransformersFormat(NamedTuple):
     config_from_json: Callable[[Mapping], object]
     config_to_json: Callable[[object], dict]
     causal_class: str = ""
+    reads_vocabulary: bool = True

@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder, is_few
 from bert_jax.model.execution import ExecutionPlan
-from bert_jax.model.layer_stack import share_layers
+from bert_jax.model.layer_stack import layers_with, share_layers
 from bert_jax.model.layers import Dense, cross_entropy, gather_positions, kl_divergence
 from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import MaskedLm
@@ -37,6 +38,7 @@ OF_LAYERS = {"attention", "hidden", "embeddings"}  # Losses that need the states
 
 # Fields in which a student must agree with the teacher whose layers it starts from.
 FIELDS_OF_LAYERS = (
+    "architecture",
     "hidden_size",
     "intermediate_size",
     "num_heads",
@@ -45,6 +47,12 @@ FIELDS_OF_LAYERS = (
     "position_offset",
     "activation",
     "layer_norm_epsilon",
+    "attention_window",
+    "global_rope_base",
+    "local_rope_base",
+    "attention_bias",
+    "feed_forward_bias",
+    "norm_bias",
 )
 
 
@@ -81,7 +89,7 @@ class DistillationModel(nn.Module):
         The batch has the inputs of `Encoder`, and int32 `target_positions` `[B, K]`. "mlm" and
         "soft" are float32 logits `[B, K, padded_vocab]`, "cosine" hidden states `[B, L, H]`,
         "hidden" `[layers, B, L, H]`, "embeddings" `[B, L, H]`, and "attention" float32 scores
-        `[layers, B, heads, from, to]`.
+        `[layers, B, heads, from, to]`, with "visible", bool `[layers, B, 1, from, to]`.
         """
         positions, outputs = batch["target_positions"], {}
         if self.losses <= OF_TOKENS:  # Nothing else is read of the last layer.
@@ -103,8 +111,10 @@ class DistillationModel(nn.Module):
     ) -> dict[str, jax.Array]:
         outputs = {}
         if "attention" in self.losses:
-            scores = [each for each, _ in self.encoder.attention_scores(batch, states)]
-            outputs["attention"] = jnp.stack([scores[number - 1] for number in self.layers])
+            of_layers = self.encoder.attention_scores(batch, states)
+            chosen = [of_layers[number - 1] for number in self.layers]
+            outputs["attention"] = jnp.stack([scores for scores, _ in chosen])
+            outputs["visible"] = jnp.stack([mask.pairs() for _, mask in chosen])
         project = self.projection if self.projected_size else lambda x: x
         if "hidden" in self.losses:
             outputs["hidden"] = jnp.stack([project(states[number]) for number in self.layers])
@@ -243,6 +253,17 @@ class Distillation:
                     f"model.{name} is {ours}, and the teacher's is {theirs}: with {field} they "
                     f"must be the same; set config.model.{name}={theirs}"
                 )
+        ours, theirs = (
+            [_kind(layer) for layer in architecture_of(config).encoder_layers(config)]
+            for config in (model_config, self.teacher)
+        )
+        for number, (kind, layer) in enumerate(zip(ours, chosen, strict=True), 1):
+            if kind != theirs[layer - 1]:
+                same = [str(other) for other, each in enumerate(theirs, 1) if each == kind]
+                raise ValueError(
+                    f"--{field}: layer {number} of the student is not of the kind of the teacher's "
+                    f"layer {layer}, such as global or local: expected one of {', '.join(same)}"
+                )
 
     def initial_params(self, teacher_params: Mapping, modules: Mapping) -> dict:
         """Returns the teacher's embeddings, `init_layers` and head, for a student to start from.
@@ -250,20 +271,24 @@ class Distillation:
         `modules` has the modules of the student, of which the teacher may have more.
         """
         encoder = teacher_params["encoder"]
-        layers = share_layers(self.teacher, encoder["layers"])
-        chosen = np.array(self.init_layers) - 1
-        embeddings = {
-            name: encoder["embeddings"][name] for name in modules["encoder"]["embeddings"]
+        chosen, owners = [number - 1 for number in self.init_layers], layers_with(self.teacher)
+        layers = flatten_dict(share_layers(self.teacher, encoder["layers"]))
+        for path, leaf in layers.items():
+            having = [owners[path].index(layer) for layer in chosen if layer in owners[path]]
+            layers[path] = np.asarray(leaf)[having]
+        taken = {
+            name: {part: encoder[name][part] for part in parts}
+            for name, parts in modules["encoder"].items()
+            if name != "layers"
         }
-        layers = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], layers)
-        params = {"encoder": {"embeddings": embeddings, "layers": layers}}
+        params = {"encoder": taken | {"layers": unflatten_dict(layers)}}
         if "mlm" in modules and "mlm" in teacher_params:
             params["mlm"] = teacher_params["mlm"]
         return params
 
     def frozen_params(self, teacher_params: Mapping) -> dict:
         """Returns the part of the teacher's parameters that `sums` needs, under "teacher"."""
-        encoder = {name: teacher_params["encoder"][name] for name in ("embeddings", "layers")}
+        encoder = {name: x for name, x in teacher_params["encoder"].items() if name != "pooler"}
         head = {"mlm": teacher_params["mlm"]} if self.weights["soft"] else {}
         return {"teacher": {"encoder": encoder} | head}
 
@@ -309,7 +334,10 @@ class Distillation:
         if "hidden" in self.losses:
             found["hidden"] = mean_square(student["hidden"], teacher["hidden"], -1).sum(0)
         if "attention" in self.losses:
-            found["attention"] = mean_square(student["attention"], teacher["attention"], 2).sum(0)
+            # Of a pair that is outside of a window of either layer, there is nothing to learn.
+            visible = (student["visible"] & teacher["visible"])[:, :, 0]
+            differences = mean_square(student["attention"], teacher["attention"], 2)
+            found["attention"] = jnp.where(visible, differences, 0.0).sum(0)
         weights, sums = loss_weights(batch), {}
         for name, losses in found.items():
             sums[f"{name}_loss"] = jnp.sum(losses * weights[name]), jnp.sum(weights[name])
@@ -367,6 +395,12 @@ def teacher_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -
 
 def _are_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -> bool:
     return len(layers) == num_layers and all(1 <= layer <= num_teacher for layer in layers)
+
+
+def _kind(layer: nn.Module) -> dict:
+    """Returns the fields that distinguish a layer from others of its model."""
+    names = {field.name for field in dataclasses.fields(layer)} - {"config", "parent", "name"}
+    return {name: getattr(layer, name) for name in names}
 
 
 def loss_weights(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -22,7 +22,6 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.masking import Masking, row_keys
 from bert_jax.model.architecture import architecture_of
-from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
@@ -57,13 +56,8 @@ class GeneratorSettings:
     ties_embeddings: bool = True
     discriminator_weight: float = 50.0
 
-    def config(self, discriminator: BertConfig) -> BertConfig:
+    def config(self, discriminator):
         """Returns the generator's model config. Raises ValueError if there is none."""
-        if discriminator.architecture != "bert":
-            raise ValueError(
-                "replaced tokens need model.architecture=bert, whose embeddings may be narrower or "
-                f"wider than the generator, not {discriminator.architecture}"
-            )
         fraction = self.hidden_fraction
         if not 0 < fraction <= 1:
             raise ValueError(
@@ -72,9 +66,17 @@ class GeneratorSettings:
             )
         hidden_size = round(discriminator.hidden_size * fraction)
         num_heads = max(round(discriminator.num_heads * fraction), 1)
-        width = discriminator.embedding_size or discriminator.hidden_size
-        is_projected = self.ties_embeddings and width != hidden_size
         num_layers = discriminator.num_layers if self.num_layers is None else self.num_layers
+        has_width = hasattr(discriminator, "embedding_size")
+        width = (has_width and discriminator.embedding_size) or discriminator.hidden_size
+        is_projected = self.ties_embeddings and width != hidden_size
+        if is_projected and not has_width:
+            raise ValueError(
+                f"config.generator.hidden_fraction={fraction}: embeddings of model.architecture="
+                f"{discriminator.architecture} are as wide as its layers, so a narrower generator "
+                "cannot read them: set config.generator.ties_embeddings=False, or hidden_fraction=1"
+            )
+        own_width = {"embedding_size": width if is_projected else None} if has_width else {}
         try:
             return dataclasses.replace(
                 discriminator,
@@ -82,7 +84,7 @@ class GeneratorSettings:
                 num_heads=num_heads,
                 intermediate_size=round(discriminator.intermediate_size * fraction),
                 num_layers=num_layers,
-                embedding_size=width if is_projected else None,
+                **own_width,
             )
         except ValueError as error:
             raise ValueError(
@@ -95,7 +97,7 @@ class GeneratorSettings:
 class ReplacedTokenHead(nn.Module):
     """Predicts of each token whether it was replaced (section 2)."""
 
-    config: BertConfig
+    config: object
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -111,7 +113,7 @@ class ReplacedTokenHead(nn.Module):
 class Discriminator(nn.Module):
     """Encoder, and head for replaced tokens ("discriminator")."""
 
-    config: BertConfig
+    config: object
     plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
@@ -145,7 +147,7 @@ class ReplacedTokenModel(Discriminator):
             self.param("generator", self._init_generator)
 
     @property
-    def encoders(self) -> dict[str, BertConfig]:
+    def encoders(self) -> dict[str, object]:
         """The model config of each encoder, by its path in the parameters."""
         return {"encoder": self.config, "generator/encoder": self.settings.config(self.config)}
 
@@ -163,8 +165,8 @@ class ReplacedTokenModel(Discriminator):
             return params
         embeddings = params["encoder"]["embeddings"]
         own = {name: embeddings[name] for name in embeddings if name not in SHARED}
-        layers = {"layers": params["encoder"]["layers"]}
-        return params | {"encoder": layers | ({"embeddings": own} if own else {})}
+        others = {name: x for name, x in params["encoder"].items() if name != "embeddings"}
+        return params | {"encoder": others | ({"embeddings": own} if own else {})}
 
 
 def generator_params(params: dict) -> dict:
@@ -305,11 +307,11 @@ def replace_tokens(batch: Batch, samples: jax.Array) -> tuple[Batch, jax.Array]:
     Also returns bool `[B, L]`: which tokens are not the original ones.
     """
     original = batch["original_tokens"]
-    # Unused slots have position 0, and replace nothing: theirs is outside of the row.
-    length, is_used = original.shape[1], batch["target_weights"] > 0
-    positions = jnp.where(is_used, batch["target_positions"], length)
-    replace = jax.vmap(lambda row, at, values: row.at[at].set(values, mode="drop"))
-    tokens = replace(original, positions, samples)
+    # Unused slots have position 0, and replace nothing.
+    is_at = batch["target_positions"][..., None] == jnp.arange(original.shape[1])
+    is_at &= batch["target_weights"][..., None] > 0  # [B, K, L]
+    sampled = jnp.sum(jnp.where(is_at, samples[..., None], 0), axis=1)
+    tokens = jnp.where(jnp.any(is_at, axis=1), sampled, original)
     return batch | {"tokens": tokens}, tokens != original
 
 

@@ -13,16 +13,19 @@ from bert_jax.tokenizers.stored import (
 from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME, vocabulary_alone
 
 
-def transformers_files(stored: StoredTokenizer, max_length: int) -> dict[str, str | dict]:
+def transformers_files(
+    stored: StoredTokenizer, max_length: int, reads_vocabulary: bool = True
+) -> dict[str, str | dict]:
     """Returns the files, by name, from which transformers reads a tokenizer.
 
-    `max_length` is the maximum of its inputs, in tokens. `read_directory` reads the same tokenizer.
+    `max_length` is the maximum of its inputs, in tokens. Without `reads_vocabulary`, the file of a
+    WordPiece vocabulary is not enough. `read_directory` reads the same tokenizer.
     """
     spec = tokenizer_json(stored)
     normalizer, processor = spec["normalizer"], spec["post_processor"]
     is_bert = bool(normalizer) and normalizer["type"] == "BertNormalizer"
     # transformers' BertTokenizer joins texts in BERT's way, whatever the files say.
-    is_bert &= stored.layout == Layout()
+    is_bert &= stored.layout == Layout() and reads_vocabulary
     config = {
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "model_max_length": max_length,
@@ -42,7 +45,8 @@ def transformers_files(stored: StoredTokenizer, max_length: int) -> dict[str, st
             "strip_accents": normalizer["strip_accents"],
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
-    if vocabulary := vocabulary_alone(stored):
+    vocabulary = vocabulary_alone(stored)
+    if vocabulary and reads_vocabulary:
         return {VOCABULARY_FILENAME: vocabulary.decode(), CONFIG_FILENAME: config}
     config |= {f"{field}_token": name for field, name in stored.special_tokens._asdict().items()}
     return {TOKENIZER_FILENAME: json.dumps(spec, ensure_ascii=False), CONFIG_FILENAME: config}

@@ -45,7 +45,8 @@ from bert_jax.runtime.config_fields import make_config
 def get_config(arg: str = "") -> ConfigDict:
     of_bert = {name for name in fields.TRAINING if name.startswith("model.")}
     others = {name: field for name, field in fields.FIELDS.items() if name not in of_bert}
-    config = make_config(others | fields.MODERNBERT)
+    config = make_config(others | fields.MODERNBERT | fields.GENERATOR)
+    config.generator.ties_embeddings = False  # There is no projection of them to another width.
     config.program = "pretrain"
     config.next_sentence = False
     config.masking.rate = 0.3

@@ -412,8 +412,8 @@ def test_export_is_read_back(function, damage, message, tmp_path, monkeypatch):
         damage(changed)
         save_file(changed, path, metadata)
 
-    def lose_a_line(stored, max_length):
-        files = transformers_files(stored, max_length)
+    def lose_a_line(*arguments):
+        files = transformers_files(*arguments)
         return files | {"vocab.txt": files["vocab.txt"].replace("\nw3\n", "\nx3\n")}
 
     if function == "save_file":

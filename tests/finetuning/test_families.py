@@ -1,4 +1,4 @@
-"""Each descendant of BERT learns each kind of task, and predicts alike from commands and Python."""
+"""Each descendant of BERT, and ModernBERT, learns each task, and predicts alike from anywhere."""
 
 import random
 
@@ -21,7 +21,7 @@ from tests.helpers.corpora import (
     write_vocabulary,
 )
 from tests.helpers.json_lines import write_lines
-from tests.helpers.models import small_model_config
+from tests.helpers.models import small_model_config, small_modernbert_config
 from tests.helpers.predict_equals_load import (
     check_answers,
     check_choices,
@@ -52,13 +52,14 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
         "activation": "gelu_tanh",
     },
     "electra": {"embedding_size": 8},
+    "modernbert": {},
 }
 LENGTH = 24
 
 
 def family_tokenizer(family, directory):
     directory.mkdir(exist_ok=True)
-    if family == "roberta":
+    if family in ("roberta", "modernbert"):
         return train_bpe(directory, random_text(20))
     if family == "albert":
         write_albert_vocabulary(directory / "spiece.model")
@@ -72,7 +73,11 @@ def weights(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     tokenizer = family_tokenizer(request.param, directory / "tokenizer")
     fields = FIELDS | FAMILIES[request.param]
-    config = small_model_config(tokenizer.vocab_size, family=request.param, **fields)
+    if request.param == "modernbert":
+        fields |= {"num_layers": 2, "attention_window": 8}  # A global layer, and a local one.
+        config = small_modernbert_config(tokenizer.vocab_size, **fields)
+    else:
+        config = small_model_config(tokenizer.vocab_size, family=request.param, **fields)
     rng = np.random.default_rng(0)
     params = {
         path: np.float32(rng.normal(0, 0.5, leaf.shape) + path.endswith("scale"))

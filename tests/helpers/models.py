@@ -17,6 +17,7 @@ from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import make_model
+from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_vocabulary
 
@@ -25,6 +26,16 @@ def small_model_config(vocab_size: int = 100, **fields) -> BertConfig:
     """Returns the model config of a BERT that compiles fast; a mesh of eight divides it."""
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 64}
     return BertConfig(vocab_size, **sizes | {"max_position_embeddings": 64} | fields)
+
+
+def small_modernbert_config(vocab_size: int = 100, **fields) -> ModernBertConfig:
+    """Returns the model config of a ModernBERT that compiles fast; a mesh of eight divides it.
+
+    The second layer is local, with a window smaller than the rows of tests.
+    """
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
+    sizes |= {"attention_pattern": "gl", "attention_window": 8, "max_position_embeddings": 64}
+    return ModernBertConfig(vocab_size, **sizes | fields)
 
 
 def random_params(model, batch, std: float = 0.2) -> dict:

@@ -15,10 +15,12 @@ from bert_jax.configs.pretrain import bert_tiny, modernbert_base
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.modernbert import ModernBertConfig, flops_per_row
 from bert_jax.model.modernbert_names import config_from_json, config_to_json
+from bert_jax.objectives.replaced_tokens import GeneratorSettings
 from bert_jax.training.pretrain_setup import make_model_config
 from bert_jax.training.pretrain_step import step_dropout
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
-from tests.helpers.runs import small_config
+from tests.helpers.models import assert_trees_equal
+from tests.helpers.runs import saved_params, small_config, stopped_after_save
 
 SMALL = {
     "architecture": "modernbert",
@@ -153,6 +155,14 @@ def test_fields_of_bert_are_not_taken_for_those_of_modernbert():
     assert make_model_config(config, 100) == ModernBertConfig.named("ettin-17m", vocab_size=100)
 
 
+def test_its_configuration_has_the_generator_of_replaced_tokens():
+    config = modernbert_base.get_config()
+    settings = GeneratorSettings(**config.generator)
+    generator = settings.config(make_model_config(config, 100))
+    sizes = [getattr(generator, name) for name in generator.size_fields]
+    assert sizes == [22, 192, 3, 288] and not settings.ties_embeddings
+
+
 def test_local_layers_count_the_flops_of_their_window():
     config = ModernBertConfig(num_layers=3, attention_pattern="gll")
     all_global = ModernBertConfig(num_layers=3, attention_pattern="g")
@@ -187,6 +197,11 @@ def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
         config.model = SMALL  # With a head for pairs, which is not exported.
         config.mesh = {"data": 2, "fsdp": 2, "tensor": 2}
     pretrain.train_and_evaluate(config, tmp_path / "pretrained")
+    with stopped_after_save(pretrain):
+        pretrain.train_and_evaluate(config, tmp_path / "resumed")
+    pretrain.train_and_evaluate(config, tmp_path / "resumed")
+    resumed, whole = (saved_params(tmp_path / name) for name in ("resumed", "pretrained"))
+    assert_trees_equal(resumed, whole)
     model = bert_jax.load(tmp_path / "pretrained")
     save_huggingface(str(tmp_path / "mlm"), model.params, model.settings, model.tokenizer)
     assert bert_jax.load(tmp_path / "mlm").fill_mask("the [MASK]") == model.fill_mask("the [MASK]")
@@ -209,3 +224,10 @@ def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
     )
     again = bert_jax.load(tmp_path / "exported").classify("the river").probability
     assert abs(again - probability) < 1e-6
+
+    # Two seeds in one program, which learn from the first run.
+    config.teacher, config.num_seeds = str(tmp_path / "run"), 2
+    finetune.train_and_evaluate(config, tmp_path / "seeds")
+    seeds = [saved_params(tmp_path / "seeds" / f"seed_{seed}") for seed in range(2)]
+    kernels = [params["head"]["kernel"] for params in seeds]
+    assert np.isfinite(kernels).all() and np.abs(kernels[0] - kernels[1]).max() > 1e-3

@@ -16,6 +16,7 @@ from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.pretrain import bert_base
+from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.distillation import Distillation, DistillationModel
@@ -44,7 +45,7 @@ STUDENT = suites.make_config(intermediate_size=48, type_vocab_size=0)
 def make_objective(weights=WEIGHTS, teacher=TEACHER, **fields) -> Distillation:
     masked_lm = MaskedLm(suites.make_masking(), next_sentence=False)
     objective = Distillation(masked_lm, dict.fromkeys(LOSSES, 0.0) | weights, **fields)
-    settings = {"architecture": {"name": "bert"} | vars(teacher), "modules": ["encoder", "mlm"]}
+    settings = {"architecture": config_to_settings(teacher), "modules": ["encoder", "mlm"]}
     return objective.with_teacher(settings)
 
 
@@ -68,10 +69,12 @@ def log_softmax(x):
 def reference(model, params, batch):
     """The losses of what student and teacher return, for one token after the other."""
     x = jax.jit(model.apply)({"params": params}, batch)
-    y = jax.jit(OBJECTIVE._teacher_outputs, static_argnums=0)(model, params["teacher"], batch)
+    objective = CASE.objective if model.config == STUDENT else MODERNBERT.objective
+    y = jax.jit(objective._teacher_outputs, static_argnums=0)(model, params["teacher"], batch)
     x, y = ({name: np.asarray(values, float) for name, values in each.items()} for each in (x, y))
     sums = dict.fromkeys(LOSSES, 0.0)
     num_targets, num_tokens, num_pairs = int(batch["target_weights"].sum()), 0, 0
+    window = getattr(model.config, "attention_window", 2 * suites.LENGTH) // 2
     for row, ids in enumerate(batch["sequence_ids"]):
         for slot in np.flatnonzero(batch["target_weights"][row]):
             # Ids that pad the vocabulary have the minimum float32.
@@ -89,6 +92,8 @@ def reference(model, params, batch):
             sums["embeddings"] += ((one - other) ** 2).mean()
             for seen in np.flatnonzero(ids == ids[token]):
                 num_pairs += 1
+                if abs(seen - token) > window:  # Of the two layers, the teacher's is local.
+                    continue
                 for layer in range(2):
                     one, other = (each["attention"][layer, row, :, token, seen] for each in (x, y))
                     sums["attention"] += ((one - other) ** 2).mean()
@@ -100,11 +105,21 @@ def reference(model, params, batch):
 
 OBJECTIVE = make_objective(temperature=3.0)
 CASE = make_case(OBJECTIVE)
+MODERNBERT = make_case(
+    make_objective(teacher=suites.make_modernbert_config(num_layers=4), temperature=3.0),
+    suites.make_modernbert_config(intermediate_size=64),
+)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_modernbert(holds, tmp_path):
+    holds(MODERNBERT, tmp_path)
 
 
 @pytest.mark.parametrize("weights", [{"soft": 1.0}, {"cosine": 1.0}], ids=list)
@@ -198,6 +213,24 @@ def test_student_starts_from_the_chosen_layers():
     assert "segment_embedding" not in params["encoder"]["embeddings"]
     assert_trees_equal(params["mlm"], teacher["mlm"])
     assert "projection" not in params  # It begins at random.
+
+
+def test_layers_of_modernbert_start_from_layers_of_their_kind():
+    """Of global and local ones in turn, of which the first has no first LayerNorm."""
+    teacher, student = (suites.make_modernbert_config(num_layers=count) for count in (4, 2))
+    objective = make_objective({"soft": 1.0}, teacher, init_layers=(1, 4))
+    modules = random_params(objective.make_model(student, ExecutionPlan()), suites.prepared(CASE))
+    params = objective.initial_params(teacher_params(teacher), modules)
+    shapes, expected = (jax.tree.map(np.shape, each) for each in (params, modules))
+    assert shapes == expected
+    encoder, of_teacher = params["encoder"], teacher_params(teacher)["encoder"]
+    assert_trees_equal(encoder["last"], of_teacher["last"])
+    for path, layers in {"attention_norm/scale": [2], "feed_forward_norm/scale": [0, 3]}.items():
+        ours, theirs = (flatten_dict(each["layers"], sep="/") for each in (encoder, of_teacher))
+        np.testing.assert_array_equal(ours[path], theirs[path][layers])
+    objective = dataclasses.replace(objective, init_layers=(1, 3))
+    with pytest.raises(ValueError, match=r"layer 2 of the student .* layer 3, .* one of 2, 4"):
+        objective.make_model(student, ExecutionPlan())
 
 
 @pytest.mark.slow

@@ -23,11 +23,18 @@ CONFIG = suites.make_config(causal=True)
 CASE = suites.ObjectiveCase(
     LeftToRight(), CONFIG, {"next_token_loss": 1.0, "nsp_loss": 1.0}, reference
 )
+MODERNBERT = suites.on_modernbert(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_modernbert(holds, tmp_path):
+    holds(MODERNBERT, tmp_path)
 
 
 LENGTHS = (11, 2, 13)

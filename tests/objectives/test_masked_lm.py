@@ -20,8 +20,15 @@ CASE = suites.ObjectiveCase(
     {"mlm_loss": 1.0, "nsp_loss": 1.0},
     reference,
 )
+MODERNBERT = suites.on_modernbert(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_modernbert(holds, tmp_path):
+    holds(MODERNBERT, tmp_path)

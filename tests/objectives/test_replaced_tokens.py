@@ -78,11 +78,22 @@ def reference(model, params, batch):
 
 
 CASE = suites.ObjectiveCase(OBJECTIVE, CONFIG, {"mlm_loss": 1.0, "replaced_loss": 50.0}, reference)
+MODERNBERT = dataclasses.replace(
+    CASE,
+    objective=ReplacedTokens(MASKING, GeneratorSettings(hidden_fraction=1.0, num_layers=1)),
+    config=suites.make_modernbert_config(),
+)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_modernbert(holds, tmp_path):
+    holds(MODERNBERT, tmp_path)
 
 
 def test_a_million_samples_follow_the_generator():
@@ -211,6 +222,18 @@ def test_flops_are_the_sum_for_generator_and_discriminator():
     per_position = 2 * layer + 24 * size + size**2 + size  # Projection, head.
     expected = generator + 6 * length * per_position
     assert OBJECTIVE.flops_per_row(CONFIG, suites.LENGTH, 2) == expected
+
+
+def test_a_narrower_generator_of_modernbert_has_embeddings_of_its_own():
+    """They are as wide as its layers: there is none to widen or narrow those of another model."""
+    fields = {"hidden_fraction": 0.5, "num_layers": 1}
+    with pytest.raises(ValueError, match=r"architecture=modernbert .*generator\.ties_embeddings=F"):
+        GeneratorSettings(**fields).config(MODERNBERT.config)
+    objective = ReplacedTokens(MASKING, GeneratorSettings(**fields, ties_embeddings=False))
+    case = dataclasses.replace(MODERNBERT, objective=objective)
+    table = suites.params_of(case)["generator"]["encoder"]["embeddings"]["token_embedding"]
+    assert table["embedding"].shape == (128, 16)
+    suites.loss_equals_float64(case, None)
 
 
 @pytest.mark.parametrize(

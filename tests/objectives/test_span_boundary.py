@@ -44,7 +44,7 @@ def layer_norm(x, params):
 def reference(model, params, batch):
     """Section 3.2 on given hidden states, for one target after the other."""
     encoder = {"params": {"encoder": params["encoder"]}}
-    hidden = np.float64(jax.jit(EncoderModel(CONFIG).apply)(encoder, batch))
+    hidden = np.float64(jax.jit(EncoderModel(model.config).apply)(encoder, batch))
     token_logits, _ = jax.jit(model.apply)({"params": params}, batch)
     params = jax.tree.map(np.float64, params)
     table = params["encoder"]["embeddings"]["token_embedding"]["embedding"][: suites.VOCAB]
@@ -65,11 +65,18 @@ def reference(model, params, batch):
 
 
 CASE = suites.ObjectiveCase(OBJECTIVE, CONFIG, {"mlm_loss": 1.0, "sbo_loss": 1.0}, reference)
+MODERNBERT = suites.on_modernbert(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_modernbert(holds, tmp_path):
+    holds(MODERNBERT, tmp_path)
 
 
 def test_boundaries_and_positions_belong_to_maximal_runs_of_targets():

@@ -11,11 +11,21 @@ from safetensors.numpy import load_file
 import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.heads import HEADS, make_model
-from tests.helpers.models import assert_trees_equal, write_torch_model
+from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.models import (
+    assert_trees_equal,
+    example_batch,
+    random_params,
+    small_modernbert_config,
+    write_torch_model,
+)
 
 SENTENCES = [
     "The river rises in the mountains and flows north to the sea.",
@@ -239,6 +249,24 @@ def test_sentence_transformers_computes_the_vectors_of_a_bi_encoder(
     np.testing.assert_allclose(actual, expected, atol=1e-5)
     product = expected @ expected.T
     np.testing.assert_allclose(reference.similarity(expected, expected), product, atol=1e-4)
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
+def test_sentence_transformers_computes_the_vectors_of_a_modernbert(pooling, normalize, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    config = small_modernbert_config(tokenizer.vocab_size)
+    head = {"task": "embedding", "labels": [], "max_seq_length": 32}
+    head |= {"pooling": pooling, "normalize": normalize}
+    params = random_params(EncoderModel(config), example_batch())
+    settings = model_settings(config, params) | {"head": head}
+    save_huggingface(tmp_path / "out", params, settings, tokenizer)
+    texts = ["the old river", "a", "the road of the king and the city by the old river of a town"]
+    expected = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    actual = bert_jax.load(tmp_path / "out").encode(texts)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_sentence_transformers_computes_the_scores_of_a_cross_encoder(minilm, tmp_path):

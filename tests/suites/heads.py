@@ -26,19 +26,24 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batches, unpack_rows
 from bert_jax.finetuning.step import make_finetune_step, make_predict_step, predict
 from bert_jax.model import heads
-from bert_jax.model.bert import RULES
-from bert_jax.model.config import BertConfig
+from bert_jax.model.architecture import architecture_of
 from bert_jax.sharding.mesh import BATCH_SPEC, batch_sharding, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import assert_trees_equal, random_params, small_model_config
+from tests.helpers.models import (
+    assert_trees_equal,
+    random_params,
+    small_model_config,
+    small_modernbert_config,
+)
 
 # The vocabulary needs no padding, which exports leave out.
 NUM_FEATURES, LENGTH, VOCAB = 13, 64, 128
 CONFIG = small_model_config(VOCAB, num_layers=1, num_heads=2, dropout_rate=0.0)
+MODERNBERT = small_modernbert_config(VOCAB, num_heads=2)
 KEY = jax.random.key(2)
 
 
@@ -60,7 +65,7 @@ class HeadCase:
     reference: Callable[[list[np.ndarray], list], float]
     label_shape: tuple[int, ...] | None = None
     is_exported: bool = True
-    config: BertConfig = CONFIG
+    config: object = CONFIG
 
     @functools.cached_property
     def head(self) -> heads.Head:
@@ -120,7 +125,7 @@ def build_update(
     mesh = make_mesh(fsdp=fsdp, tensor=tensor, devices=jax.devices()[:devices])
     head = dataclasses.replace(case.head, class_weights=class_weights)
     state = TrainState(np.zeros([], np.int32), case.params, optax.sgd(1.0).init(case.params))
-    shardings = infer_shardings(state, mesh, (*TASK_RULES, *RULES))
+    shardings = infer_shardings(state, mesh, (*TASK_RULES, *architecture_of(case.config).RULES))
     step = make_finetune_step(
         case.model,
         head,
@@ -409,3 +414,8 @@ CASES = {
     ),
 }
 """A case of each of `heads.HEADS`."""
+
+
+def on_modernbert(case: HeadCase) -> HeadCase:
+    """Returns the case of a head on another architecture than BERT's."""
+    return dataclasses.replace(case, config=MODERNBERT)

@@ -22,9 +22,10 @@ from bert_jax.checkpoints.native import Checkpointer
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
-from bert_jax.model.bert import RULES
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import ExecutionPlan
+from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.objectives import Objective
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
@@ -32,7 +33,12 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
 from tests.helpers.corpora import write_vocabulary
-from tests.helpers.models import assert_trees_equal, random_params, small_model_config
+from tests.helpers.models import (
+    assert_trees_equal,
+    random_params,
+    small_model_config,
+    small_modernbert_config,
+)
 
 # Different, so that an array's shape says what it holds.
 NUM_ROWS, LENGTH, SEQUENCES, VOCAB = 16, 32, 3, 100
@@ -56,6 +62,11 @@ def make_config(**fields) -> BertConfig:
     return small_model_config(VOCAB, **defaults | fields)
 
 
+def make_modernbert_config(**fields) -> ModernBertConfig:
+    defaults = {"max_position_embeddings": LENGTH, "initializer_range": 0.2}
+    return small_modernbert_config(VOCAB, **defaults | fields)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectiveCase:
     """An objective, and what is expected of it.
@@ -70,14 +81,19 @@ class ObjectiveCase:
     """
 
     objective: Objective
-    config: BertConfig
+    config: BertConfig | ModernBertConfig
     weights: Mapping[str, float]
     reference: Callable[..., dict[str, tuple[float, float]]]
     frozen: dict = dataclasses.field(default_factory=dict)
 
     @property
     def rules(self) -> tuple:
-        return *self.objective.rules, *RULES
+        return *self.objective.rules, *architecture_of(self.config).RULES
+
+
+def on_modernbert(case: ObjectiveCase) -> ObjectiveCase:
+    """Returns the case of an objective on another architecture than BERT's."""
+    return dataclasses.replace(case, config=make_modernbert_config(causal=case.config.causal))
 
 
 def make_rows(lengths: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -233,7 +249,7 @@ def make_step(case: ObjectiveCase, num_microbatches: int = 1, uses_kernels: bool
     update = make_pretrain_step(
         model, optimizer, shardings, case.objective, seed=0, num_microbatches=num_microbatches
     )
-    frozen = jax.device_put(case.frozen, infer_shardings(case.frozen, mesh, RULES))
+    frozen = jax.device_put(case.frozen, infer_shardings(case.frozen, mesh, case.rules))
     rows = jax.device_put(rows_of_a_batch(), batch_sharding(mesh))
     state = jax.device_put(state, shardings)
     return state, shardings, lambda state: update(state, rows, frozen)
