@@ -18,8 +18,8 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.cpu import parallel_matmul
 from bert_jax.model.dropout import AttentionDropout
 
-BLOCK = 256  # Queries that are computed at a time.
-SPAN = 512  # Keys that they read at a time, without a window; a multiple of BLOCK.
+BLOCK = 128  # Queries that are computed at a time.
+SPAN = 128  # Keys that they read at a time, without a window; a multiple of BLOCK.
 CONTEXT = "context"
 """The name of attention's result for `jax.checkpoint`."""
 
