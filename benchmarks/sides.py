@@ -11,6 +11,7 @@ import sys
 from absl import flags
 
 ENVIRONMENTS = {"keras_hub": ".venv-keras", "onnx": ".venv-onnx"}
+TORCH_SIDES = "transformers", "transformers_sparse", "torch"
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -24,7 +25,7 @@ def define_peers(*known: str) -> flags.FlagHolder[list[str]]:
 
 def python_of(side: str) -> str:
     """Returns the interpreter to run a side with; raises FileNotFoundError without it."""
-    if side in ("transformers", "torch") and importlib.util.find_spec("torch") is None:
+    if side in TORCH_SIDES and importlib.util.find_spec("torch") is None:
         raise FileNotFoundError(
             f"{side} needs torch, which {sys.executable} lacks: run `make .venv-parity/installed` "
             f"and this script with .venv-parity/bin/python, or leave {side} out with --peers"

@@ -21,6 +21,15 @@ docs/log/2026-11-cpu-step.md why the rest are not. There are two tables: all sid
 for huge pages, and none. Our mains ask for them (bert_jax/runtime/command_line.py), scripts of the
 others do not. benchmarks/step_profile.py shows where the time goes.
 
+ModernBERT, with masks of 30 %, no dropout and no pairs, as modernbert:ROWSxTOKENS: the first four
+layers of the base model (global, local, local, global) and its vocabulary of 50,368.
+
+    .venv-parity/bin/python benchmarks/train_step.py --workloads=modernbert:2x1024
+
+transformers is ModernBertForMaskedLM with scaled_dot_product_attention, which computes all pairs of
+local layers, too; "transformers_sparse" is the same with its `sparse_prediction`, logits of the
+masked positions alone. KerasHub has no ModernBERT. The aim is a ratio of at least 1.5.
+
 On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environments:
 
     python benchmarks/train_step.py --device=gpu
@@ -30,6 +39,7 @@ and `torch.compile`, KerasHub with `mixed_bfloat16`; the aim is a ratio of at le
 transformers. Not run on a GPU yet.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -44,27 +54,32 @@ import numpy as np
 from absl import app, flags, logging
 from sides import define_peers, python_of
 
-from bert_jax.model import bert
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
+from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.objectives.masked_lm import flops_per_row
 from bert_jax.runtime.command_line import TUNABLE
 from bert_jax.training.metrics import PEAK_FLOPS
 
 DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "gpu"], "Device to measure on.")
 WORKLOADS = flags.DEFINE_list(
-    "workloads", None, "Published size, rows and tokens per row, such as tiny:32x128."
+    "workloads",
+    None,
+    "Published size of BERT, or modernbert; rows and tokens per row, such as tiny:32x128.",
 )
 REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.", 1)
 STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.", 1)
 THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
-PEERS = define_peers("transformers", "keras_hub")
+PEERS = define_peers("transformers", "transformers_sparse", "keras_hub")
 SIDE = flags.DEFINE_enum(
     "side",
     None,
-    ["bert_jax", "transformers", "keras_hub"],
+    ["bert_jax", "transformers", "transformers_sparse", "keras_hub"],
     "Internal: measure this side in this process.",
 )
 DEFAULTS = {"cpu": ["tiny:32x128", "mini:32x128"], "gpu": ["base:256x128", "large:32x512"]}
+PEERS_OF_BERT = "transformers", "keras_hub"
+PEERS_OF_MODERNBERT = "transformers", "transformers_sparse"
 MASK_ID = 103
 
 
@@ -74,8 +89,25 @@ class Workload(NamedTuple):
     length: int
 
     @property
+    def is_modernbert(self) -> bool:
+        return self.size == "modernbert"
+
+    @property
+    def masking_percent(self) -> int:
+        return 30 if self.is_modernbert else 15
+
+    @property
     def num_predictions(self) -> int:
-        return -(-15 * self.length // 100)
+        return -(-self.masking_percent * self.length // 100)
+
+    @property
+    def next_sentence(self) -> bool:
+        return not self.is_modernbert
+
+    @property
+    def peers(self) -> list[str]:
+        known = PEERS_OF_MODERNBERT if self.is_modernbert else PEERS_OF_BERT
+        return [peer for peer in PEERS.value if peer in known]
 
     def tokens(self) -> np.ndarray:
         return np.random.default_rng(0).integers(1000, 30_000, (self.batch, self.length))
@@ -94,28 +126,33 @@ class Workload(NamedTuple):
             "mlm_targets": targets,
         }
 
-    def config(self) -> BertConfig:
+    def config(self) -> BertConfig | ModernBertConfig:
+        if self.is_modernbert:
+            return ModernBertConfig(num_layers=4)
         return BertConfig.named(self.size)
 
     def flops(self, side: str = "bert_jax") -> float:
         """Returns the FLOPs of the matrix products of a side's step."""
         config, length, targets = self.config(), self.length, self.num_predictions
+        pairs = int(self.next_sentence)
         if side == "bert_jax":
-            return self.batch * flops_per_row(config, length, targets, 1, next_sentence=True)
+            return self.batch * flops_per_row(config, length, targets, pairs, self.next_sentence)
+        if self.is_modernbert:  # All pairs of positions in all layers.
+            config = dataclasses.replace(config, attention_pattern="g")
         # The peers finish the last layer at all positions, where transformers also predicts.
-        forward = bert.flops_per_row(
+        forward = architecture_of(config).flops_per_row(
             config,
             length,
             num_outputs=length,
             num_targets=length if side == "transformers" else targets,
-            num_pairs=int(side == "transformers"),
+            num_pairs=pairs * (side == "transformers"),
         )
         return 3 * self.batch * forward
 
 
 class Measurement(NamedTuple):
     seconds: list[float]  # Of each timed step.
-    products_rate: float | None  # FLOP/s of the products of our step; None for the others.
+    products_rate: float | None  # FLOP/s of the products of our step of BERT; None for the others.
     large_rate: float | None = None  # FLOP/s of one product of 4096 x 1024 x 1024.
 
 
@@ -134,12 +171,11 @@ def parse_workload(text: str) -> Workload:
     return workload
 
 
-def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = False):
+def bert_jax_update(config, workload: Workload, scan_layers: bool = False):
     """Returns the jitted update step, which donates its state, an initial state and rows."""
     import jax
 
     from bert_jax.data.masking import Masking
-    from bert_jax.model.bert import RULES
     from bert_jax.model.execution import Execution, plan_execution
     from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.sharding.mesh import make_mesh
@@ -154,8 +190,9 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
         vocab_size=config.vocab_size,
         word_start=np.ones(config.vocab_size, bool),
         max_predictions=workload.num_predictions,
+        rate=workload.masking_percent / 100,
     )
-    objective = MaskedLm(masking)
+    objective = MaskedLm(masking, workload.next_sentence)
     # Unrolled, as a run on one device should be (configs/pretrain/demo.py).
     execution = Execution(scan_layers=scan_layers, dtype=dtype())
     model = objective.make_model(config, plan_execution(execution, jax.devices()[0]))
@@ -175,13 +212,13 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
     batch = jax.eval_shape(objective.prepare, rows, jax.random.key(0))
     init = functools.partial(init_state, model=model, optimizer=optimizer, batch=batch)
     abstract = jax.eval_shape(init, jax.random.key(0))
-    shardings = infer_shardings(abstract, make_mesh(), RULES)
+    shardings = infer_shardings(abstract, make_mesh(), architecture_of(config).RULES)
     state = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
     update = make_pretrain_step(model, optimizer, shardings, objective, seed=0)
     return update, state, rows
 
 
-def bert_jax_step(config: BertConfig, workload: Workload, scan_layers: bool = False):
+def bert_jax_step(config, workload: Workload, scan_layers: bool = False):
     """Returns a function that runs one step and waits for it."""
     import jax
 
@@ -198,11 +235,15 @@ def bert_jax_step(config: BertConfig, workload: Workload, scan_layers: bool = Fa
 def make_step(side: str, workload: Workload):
     """Returns a function that runs one step of a side and waits for it."""
     config = workload.config()
-    if side == "transformers":
+    if side in ("transformers", "transformers_sparse"):
         import transformers_side
 
         device = "cuda" if DEVICE.value == "gpu" else "cpu"
-        return transformers_side.pretrain_step(config, workload.masked_rows(), device)
+        if workload.is_modernbert:
+            model = transformers_side.modernbert(config, sparse=side == "transformers_sparse")
+        else:
+            model = transformers_side.bert(config)
+        return transformers_side.pretrain_step(model, workload.masked_rows(), device)
     if side == "keras_hub":
         import keras_side
 
@@ -214,7 +255,7 @@ def check_device(side: str) -> None:
     """Raises ValueError if a side would not run on the GPU that `--device` asks for."""
     if DEVICE.value == "cpu":
         return
-    if side == "transformers":
+    if side in ("transformers", "transformers_sparse"):
         import torch
 
         found, fix = torch.cuda.is_available(), "install a torch for CUDA"
@@ -235,7 +276,7 @@ def measure(side: str, workload: Workload) -> Measurement:
         started = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
-    if side != "bert_jax":
+    if side != "bert_jax" or workload.is_modernbert:
         return Measurement(seconds[2:], None)
     from products import Product, flops_per_second, step_products
 
@@ -269,7 +310,8 @@ def device_kind() -> str:
 
 def compare(workload: str, huge_pages: bool) -> None:
     """Prints the medians of all sides for a workload, their ratios to ours, and our share."""
-    measurements = {side: [] for side in ("bert_jax", *PEERS.value)}
+    parsed = parse_workload(workload)
+    measurements = {side: [] for side in ("bert_jax", *parsed.peers)}
     for _ in range(REPEATS.value):
         for side, of_side in measurements.items():
             of_side.append(measure_in_process(side, workload, huge_pages))
@@ -277,9 +319,8 @@ def compare(workload: str, huge_pages: bool) -> None:
         side: statistics.median(step for each in of_side for step in each.seconds)
         for side, of_side in measurements.items()
     }
-    parsed = parse_workload(workload)
     for side, step in medians.items():
-        line = f"{workload:14} {side:12} {1e3 * step:6.0f} ms"
+        line = f"{workload:16} {side:19} {1e3 * step:6.0f} ms"
         line += f" {parsed.batch * parsed.length / step:11,.0f} tokens/s"
         ratio, flops = step / medians["bert_jax"], parsed.flops(side) / parsed.flops()
         line += f"   ratio {ratio:.2f}"
@@ -289,13 +330,15 @@ def compare(workload: str, huge_pages: bool) -> None:
             peak = PEAK_FLOPS.get(device_kind())
             line += f"   MFU {parsed.flops() / step / peak:.0%}" if peak else "   MFU unknown"
         print(line, flush=True)
+    if parsed.is_modernbert:
+        return
     step_rate = parsed.flops() / medians["bert_jax"]
     products_rate, large_rate = (
         statistics.median(getattr(each, name) for each in measurements["bert_jax"])
         for name in ("products_rate", "large_rate")
     )
     print(
-        f"{workload:14} our step: {step_rate / 1e9:,.0f} GFLOP/s, {step_rate / products_rate:.0%} "
+        f"{workload:16} our step: {step_rate / 1e9:,.0f} GFLOP/s, {step_rate / products_rate:.0%} "
         f"of the {products_rate / 1e9:,.0f} GFLOP/s of its matrix products alone, "
         f"{step_rate / large_rate:.0%} of the {large_rate / 1e9:,.0f} of one large product",
         flush=True,
@@ -309,9 +352,8 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         print(json.dumps(measure(SIDE.value, parse_workload(workloads[0]))._asdict()))
         return
-    for workload in workloads:  # These raise errors before the first measurement.
-        parse_workload(workload)
-    for side in PEERS.value:
+    # These raise errors before the first measurement.
+    for side in {peer for workload in workloads for peer in parse_workload(workload).peers}:
         python_of(side)
     device = device_kind() if DEVICE.value == "gpu" else "cpu"
     load = os.getloadavg()[0]

@@ -13,21 +13,60 @@ import numpy as np
 import torch
 import transformers
 
+from bert_jax.model.modernbert_names import config_to_json
 
-def pretrain_step(config, masked_rows: dict[str, np.ndarray], device: str):
+
+def bert_config(config) -> transformers.BertConfig:
+    return transformers.BertConfig(
+        vocab_size=config.vocab_size,
+        num_hidden_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.max_position_embeddings,
+    )
+
+
+def bert(config) -> transformers.PreTrainedModel:
+    """Returns a model of the size of a `BertConfig`, with random weights."""
+    return transformers.BertForPreTraining(bert_config(config))
+
+
+def modernbert(config, sparse: bool) -> transformers.PreTrainedModel:
+    """Returns a model of the size of a `ModernBertConfig`, with random weights.
+
+    `sparse`: it computes the logits of masked positions alone.
+    """
+    values = config_to_json(config) | {"sparse_prediction": sparse}
+    return transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**values))
+
+
+def encoder_gradient(config, tokens: np.ndarray):
+    """Returns a function that computes the gradient of the mean square of the hidden states."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if config.architecture == "bert":
+        model = transformers.BertModel(bert_config(config), add_pooling_layer=False)
+    else:
+        ids = dict.fromkeys(["pad_token_id", "cls_token_id", "sep_token_id"], 0)
+        ids |= dict.fromkeys(["bos_token_id", "eos_token_id"], 0)  # Within any vocabulary.
+        values = config_to_json(config) | ids
+        model = transformers.ModernBertModel(transformers.ModernBertConfig(**values))
+    model.eval()  # Without dropout.
+    tokens = torch.tensor(tokens, dtype=torch.long)
+
+    def step():
+        model.zero_grad()
+        model(input_ids=tokens).last_hidden_state.square().mean().backward()
+
+    return step
+
+
+def pretrain_step(model, masked_rows: dict[str, np.ndarray], device: str):
     """Returns a function that runs one step and waits for it: eager on a CPU, compiled on a GPU."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            num_hidden_layers=config.num_layers,
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_heads,
-            intermediate_size=config.intermediate_size,
-        )
-    )
     model = model.train().to(device)
-    plain = [p for name, p in model.named_parameters() if "bias" in name or "LayerNorm" in name]
-    decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
+    plain = [p for p in model.parameters() if p.ndim == 1]  # LayerNorm and biases.
+    decayed = [p for p in model.parameters() if p.ndim > 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6)
     rows = {name: torch.tensor(x, dtype=torch.long) for name, x in masked_rows.items()}
@@ -35,11 +74,12 @@ def pretrain_step(config, masked_rows: dict[str, np.ndarray], device: str):
     labels.scatter_(1, rows["mlm_positions"], rows["mlm_targets"])
     inputs = {
         "input_ids": rows["tokens"],
-        "token_type_ids": rows["segment_ids"],
         "attention_mask": torch.ones_like(rows["tokens"]),
         "labels": labels,
-        "next_sentence_label": torch.zeros(len(labels), dtype=torch.long),
     }
+    if isinstance(model, transformers.BertForPreTraining):
+        inputs["token_type_ids"] = rows["segment_ids"]
+        inputs["next_sentence_label"] = torch.zeros(len(labels), dtype=torch.long)
     inputs = {name: x.to(device) for name, x in inputs.items()}
     run = torch.compile(model) if device == "cuda" else model
 
