@@ -28,7 +28,7 @@ MASKS = (
     {"has_ranks": True, "sees_own_rank": False, "window": 5, "has_global": True},
 )
 SHORT = (1, BLOCK - 1, BLOCK, BLOCK + 1, SPAN - 1, SPAN, SPAN + 1, 2 * SPAN - 1, 2 * SPAN + 100)
-LONG = (4 * SPAN, 8 * SPAN + 1, 16 * SPAN)
+LONG = (16 * SPAN, 32 * SPAN + 1, 64 * SPAN)
 
 
 def make_inputs(length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -143,10 +143,17 @@ def test_values_and_gradients_equal_float64(length, number):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", MASKS, ids=str)
+@pytest.mark.parametrize(("length", "rate"), [(LONG[0], 0.0), (LONG[1], 0.1)])
+def test_values_and_gradients_of_long_rows_equal_float64(length, rate, options):
+    check(length, options, rate)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("length", SHORT + LONG)
 @pytest.mark.parametrize("options", MASKS, ids=str)
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_values_and_gradients_equal_float64_for_all_masks(length, options, rate):
+def test_values_and_gradients_of_all_lengths_equal_float64(length, options, rate):
     check(length, options, rate)
 
 
