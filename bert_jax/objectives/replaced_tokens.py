@@ -307,11 +307,11 @@ def replace_tokens(batch: Batch, samples: jax.Array) -> tuple[Batch, jax.Array]:
     Also returns bool `[B, L]`: which tokens are not the original ones.
     """
     original = batch["original_tokens"]
-    # Unused slots have position 0, and replace nothing.
-    is_at = batch["target_positions"][..., None] == jnp.arange(original.shape[1])
-    is_at &= batch["target_weights"][..., None] > 0  # [B, K, L]
-    sampled = jnp.sum(jnp.where(is_at, samples[..., None], 0), axis=1)
-    tokens = jnp.where(jnp.any(is_at, axis=1), sampled, original)
+    # Unused slots have position 0, and replace nothing: theirs is outside of the row.
+    length, is_used = original.shape[1], batch["target_weights"] > 0
+    positions = jnp.where(is_used, batch["target_positions"], length)
+    replace = jax.vmap(lambda row, at, values: row.at[at].set(values, mode="drop"))
+    tokens = replace(original, positions, samples)
     return batch | {"tokens": tokens}, tokens != original
 
 
