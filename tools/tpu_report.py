@@ -36,10 +36,14 @@ TOPOLOGY = flags.DEFINE_string(
 )
 PHASES = flags.DEFINE_enum("phases", "all", ["all", "first", "last"], "Phases to compile.")
 LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 128, "Row length of the first phase, if no corpus is given."
+    "max_seq_length",
+    None,
+    "Row length of the first phase, if no corpus is given. Default: the configuration's, or 128.",
 )
 LONG_LENGTH = flags.DEFINE_integer(
-    "long_max_seq_length", 512, "Row length of the long phase, if no corpus is given."
+    "long_max_seq_length",
+    None,
+    "Row length of later phases, if no corpus is given. Default: the configuration's, or 512.",
 )
 PRICE = flags.DEFINE_float(
     "price_per_chip_hour", None, "Price of one chip for an hour, in any currency.", 0

@@ -49,7 +49,8 @@ def find_branch(config: ConfigDict, settings: dict) -> pathlib.Path:
             f"{where}: the phases before step {step} must be those of that run, with the same "
             f"corpora: they are {theirs} there, and {ours} here"
         )
-    ignored = may_change(config).union(may_change(run), OF_DECAY, ["corpora"], PHASE_TRAINING)
+    ignored = may_change(config).union(may_change(run), OF_DECAY, ["corpora"])
+    ignored |= PHASE_TRAINING.keys() - {"learning_rate", "warmup_steps"}
     for each in (run, config):
         ignored |= {name for name in known_fields(each) if "_phase" in name}
     flat = [flatten_dict(json.loads(json.dumps(each)), sep=".") for each in (saved, settings)]

@@ -15,7 +15,7 @@ from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.data.rows import Rows
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import find_objective
-from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH
+from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH, planned_phases
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.runtime.config_fields import flatten, format_fields
 from bert_jax.training.phases import (
@@ -183,6 +183,10 @@ def test_recipe_of_modernbert_has_its_tokens_and_rates():
     found = [float(schedule(step)) for step in (0, 3_815, *(starts - 1)[[0, 5]], starts[5])]
     np.testing.assert_allclose(found, [0, 8e-4, 8e-4, 8e-4, 3e-4], rtol=1e-6)
     assert stable_step(config) == starts[6]
+    setup = setup_pretraining(config, planned_phases(config), UNCASED_ENGLISH)
+    assert [each.phase.train.max_seq_length for each in setup.phases] == [1024] * 6 + [8192] * 2
+    bases = [each.model.config.global_rope_base for each in setup.phases]
+    assert bases == [10_000.0] * 6 + [160_000.0] * 2
     # Without rows of 8,192 tokens.
     for number in (8, 9):
         config.later_phases[f"phase_{number}"].num_steps = 0

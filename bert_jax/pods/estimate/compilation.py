@@ -92,16 +92,20 @@ def smallest_slice(chip: Chip) -> str:
     return "2x2" if chip.dimensions == 2 else "2x2x1"
 
 
-def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
+def planned_phases(
+    config: ConfigDict, lengths: tuple[int | None, int | None] = (None, None)
+) -> list[Phase]:
     """Returns the phases of a run, without reading corpora.
 
-    Rows whose length the configuration does not say have those of `lengths`: of the first phase,
-    and of others.
+    `lengths` are those of the rows of the first phase, and of others. None: what the configuration
+    says, or else 128 and 512 tokens.
     """
     phases, objective_class = [], find_objective(config.objective)
     for name, phase_config in phase_configs(config).items():
+        is_later = bool(name)
+        length = lengths[is_later] or phase_config.max_seq_length or (128, 512)[is_later]
         rows = types.SimpleNamespace(
-            max_seq_length=phase_config.max_seq_length or lengths[bool(name)],
+            max_seq_length=length,
             max_sequences=CorpusConfig().max_sequences,
         )
         start = phases[-1].stop if phases else 0
