@@ -22,7 +22,9 @@ def recipe(corpus, *later_phases, **fields):
     """Returns a small configuration of two steps, then of `later_phases`."""
     config = modernbert_base.get_config("runlocal")
     config.model.update({"size": None, "num_layers": 2, "hidden_size": 32, "num_heads": 2})
-    config.model.update({"intermediate_size": 48, "attention_pattern": "gl"})
+    config.model.update(
+        {"intermediate_size": 48, "attention_pattern": "gl", "attention_window": 16}
+    )
     config.model.update({"attention_dropout_rate": 0.1, "max_position_embeddings": 64})
     config.corpus, config.later_phases = str(corpus), make_later_phases(*later_phases)
     config.update({"num_steps": 2, "warmup_steps": 1, "eval_every": 0, "checkpoint_every": 1})

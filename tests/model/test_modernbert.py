@@ -39,6 +39,7 @@ SMALL = {
         ({"num_layers": 0}, "num_layers"),
         ({"hidden_size": 36, "num_heads": 12}, r"hidden_size \(36\)"),
         ({"attention_window": 127}, "attention_window is 127"),
+        ({"max_position_embeddings": 64}, "attention_window is 128, .* none of 64 positions"),
         ({"attention_pattern": "gx"}, "attention_pattern is 'gx'"),
         ({"attention_pattern": ""}, "attention_pattern is ''"),
         ({"activation": "swish"}, "activation is 'swish'"),
