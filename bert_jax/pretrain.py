@@ -304,8 +304,7 @@ def run_settings(
 def contents_of(phase: Phase) -> dict:
     """Returns what identifies the rows of a phase, wherever its corpora are."""
     first, *others = (
-        {name: rows.manifest[name] for name in ("splits", "vocabulary")}
-        for rows in phase.stream.corpora
+        {name: rows.manifest[name] for name in ("splits", "vocabulary")} for rows in phase.corpora
     )
     if not others:
         return first

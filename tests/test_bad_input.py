@@ -148,6 +148,14 @@ def two_vocabularies(inputs):
     train_in_two_phases(inputs)
 
 
+def later_rows_longer_than_the_model(inputs):
+    inputs.build(output="long", max_seq_length=128)
+    inputs.train(
+        model__max_position_embeddings=64,
+        later_phases__phase_3__corpus=str(inputs.path("long")),
+    )
+
+
 def mixture_of_two_vocabularies(inputs):
     write_vocabulary(inputs.path("vocab.txt"), [*WORDS, "zebra"])
     inputs.build(output="other", max_sequences=4)
@@ -363,6 +371,7 @@ BAD_INPUT = {
     damaged_shard: (CorpusError, "train-00000", "damaged"),
     corpus_vocabulary_without_mask: (CorpusError, "tokenizer.json", "SHA-256"),
     two_vocabularies: (ValueError, "vocab"),
+    later_rows_longer_than_the_model: (ValueError, "128", "max_position_embeddings is 64"),
     mixture_of_two_vocabularies: (ValueError, "/corpus and ", "/other differ in vocab"),
     mixture_of_two_lengths: (ValueError, "cannot be mixed: max_seq_length is 32 and 64"),
     phases_with_different_seeds: (ValueError, "seed"),

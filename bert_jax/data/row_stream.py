@@ -27,9 +27,12 @@ class RowStream:
     ):
         """`first_rows` are the positions in the corpora's own streams at which this one begins."""
         self.corpora, self.weights, self.first_rows = corpora, weights, first_rows
-        self.shuffle_seed = corpora[0].shuffle_seed
         # The share of each corpus in the rows that the corpora before it leave; of the last: 1.
         self._shares = [weight / sum(weights[n:]) for n, weight in enumerate(weights)]
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        return self.corpora[0].shuffle_seed
 
     def rows_of_each(self, num_rows: int | np.ndarray) -> np.ndarray:
         """Returns how many of the first `num_rows` rows each corpus has: int64 [corpora, ...]."""

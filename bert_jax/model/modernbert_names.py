@@ -21,6 +21,7 @@ _KEYS = {
     "pooler_bias": "classifier_bias",
     "decoder_bias": "decoder_bias",
     "ties_embeddings": "tie_word_embeddings",
+    # transformers has no rate of attention's output alone.
     "dropout_rate": "mlp_dropout",
     "embedding_dropout_rate": "embedding_dropout",
     "attention_dropout_rate": "attention_dropout",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 from absl import logging
 
+from bert_jax.data.row_stream import RowStream
 from bert_jax.data.rows import corpus_warnings
 from bert_jax.training.phases import Phase
 from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup
@@ -40,10 +41,14 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
     logging.info("The model has %s parameters", in_words(num_parameters))
     limit = setup.config.max_eval_batches * setup.config.eval_batch_size
+    warned = set()
     for phase in (each.phase for each in setup.phases):
         logging.info(describe_phase(phase))
-        for warning in corpus_warnings(phase.train.manifest):
-            logging.warning("%s: %s", phase.train.directory, warning)
+        for rows in phase.corpora:
+            warnings = () if rows.directory in warned else corpus_warnings(rows.manifest)
+            warned.add(rows.directory)
+            for warning in warnings:
+                logging.warning("%s: %s", rows.directory, warning)
         if limit and limit < phase.heldout.num_rows:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
     if jax.default_backend() != "cpu":
@@ -64,11 +69,9 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
 
 def describe_phase(phase: Phase) -> str:
     """Returns a sentence on the steps, epochs and tokens of a phase."""
-    corpora, counts = [phase.train], [phase.num_rows]
-    if phase.stream:
-        corpora, counts = phase.stream.corpora, phase.stream.rows_of_each(phase.num_rows).tolist()
+    stream = phase.stream or RowStream([phase.train])
     epochs, tokens = [], 0
-    for rows, num_rows in zip(corpora, counts, strict=True):
+    for rows, num_rows in zip(stream.corpora, stream.rows_of_each(phase.num_rows), strict=True):
         tokens += num_rows * rows.manifest["splits"]["train"]["tokens"] / rows.num_rows
         factor, passes = rows.manifest["config"].get("dupe_factor", 1), ""
         if factor > 1:  # Each document is in the corpus several times, in different pairs.

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import optax
@@ -63,6 +64,11 @@ class Phase:
     def num_rows(self) -> int:
         """The rows of all its steps."""
         return self.num_steps * self.batch_size
+
+    @property
+    def corpora(self) -> Sequence[Rows]:
+        """The corpora that its rows are of: one, or those of a mixture."""
+        return self.stream.corpora if self.stream else [self.train]
 
 
 def phase_configs(config: ConfigDict) -> dict[str, ConfigDict]:
@@ -210,7 +216,7 @@ def check_rows(name: str, config: ConfigDict, rows: Rows, first: Rows) -> None:
 def check_same_documents(phases: list[Phase]) -> None:
     """Raises ValueError if the corpora differ in vocabulary or in the documents they hold out."""
     first = phases[0].train
-    for rows in (rows for phase in phases for rows in phase.stream.corpora):
+    for rows in itertools.chain(*(phase.corpora for phase in phases)):
         both = f"{first.source} and {rows.source}"
         is_same = {"vocab": first.tokenizer.sha256 == rows.tokenizer.sha256}
         for name in ("seed", "heldout_fraction"):
@@ -231,7 +237,7 @@ def check_same_documents(phases: list[Phase]) -> None:
 
 def check_segments(phases: list[Phase], model_config) -> None:
     """Raises ValueError if a corpus has sentence pairs, but the model has a single segment."""
-    for rows in (rows for phase in phases for rows in phase.stream.corpora):
+    for rows in itertools.chain(*(phase.corpora for phase in phases)):
         labels = rows.manifest["splits"]["train"]["nsp_labels"]
         if getattr(model_config, "type_vocab_size", 0) == 1 and any(labels.values()):
             raise ValueError(f"the corpus has pairs, but {ONE_SEGMENT}")

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.data.row_stream import RowStream
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.training import forecast
 from bert_jax.training.phases import Phase
@@ -76,11 +77,19 @@ def test_run_logs_parameters_epochs_and_tokens(caplog):
     ]
 
 
+def test_a_phase_names_the_epochs_of_each_corpus():
+    mixed = RowStream([rows(64), rows(64, num_rows=100, tokens=1_000)], (3.0, 1.0), (0, 0))
+    assert forecast.describe_phase(dataclasses.replace(PHASES[0], stream=mixed)) == (
+        "1,000 steps of 8 rows of 64 tokens: 15 epochs of 400 rows (each text 30 times) and 20 "
+        "epochs of 100 rows (each text 40 times), 320,000 tokens"
+    )
+
+
 def test_run_repeats_the_warnings_about_its_corpora(caplog):
     long = rows(256)
     long.manifest["splits"]["train"]["warnings"] = ["6 % of the train tokens are [UNK]"]
     long.manifest["warnings"] = ["only 3 documents are held out"]
-    phases = [PHASES[0], dataclasses.replace(PHASES[1], train=long)]
+    phases = [PHASES[0], *[dataclasses.replace(PHASES[1], train=long)] * 2]
     forecast.log_run(setup(phases=phases), 0)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "corpus/256: 6 % of the train tokens are [UNK]",

@@ -187,6 +187,10 @@ def test_recipe_of_modernbert_has_its_tokens_and_rates():
     assert [each.phase.train.max_seq_length for each in setup.phases] == [1024] * 6 + [8192] * 2
     bases = [each.model.config.global_rope_base for each in setup.phases]
     assert bases == [10_000.0] * 6 + [160_000.0] * 2
+    local = phase_configs(modernbert_base.get_config("runlocal"))
+    assert [(each.num_steps, each.batch_size) for each in local.values()] == [(10, 8)] + [
+        (4, 8)
+    ] * 7
     # Without rows of 8,192 tokens.
     for number in (8, 9):
         config.later_phases[f"phase_{number}"].num_steps = 0

@@ -81,6 +81,8 @@ def test_command_to_train_further_can_be_pasted_whatever_the_paths(tmp_path):
     command = how_to_train_further(workdir, settings).splitlines()[1]
     words = shlex.split(command)
     assert f"--config.init_from={workdir}" in words and f"--config.corpus={corpus}" in words
+    advice = how_to_train_further(workdir, settings | {"decay_steps": 0})
+    assert f"--config.branch_from={shlex.quote(str(workdir))}/checkpoints/STEP" in advice
     advice = how_to_train_further(workdir, {"num_steps": 1})
     assert f"config.init_from={shlex.quote(str(workdir))}" in advice
 
