@@ -32,9 +32,11 @@ from bert_corpus.sentences import UNREADABLE, cut_sentence, split_sentences
 from bert_jax.data.packing import token_dtype
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-# About 32 KiB of text: even a few long documents have many parts, each with many pairs.
+# About 32 KiB of text: even a few long documents have many parts, each with many pairs. Long rows
+# have longer parts: where a part ends, a row goes on in another document.
 MAX_PART_TOKENS = 1 << 13
-# Enough parts to draw random next sentences from.
+PART_ROWS = 16  # Minimum, in the longest parts.
+# Enough parts to draw random next sentences from: 32 of the longest.
 GROUP_TOKENS = 1 << 18
 MAX_SAMPLES = 20  # of dropped documents, for each reason
 SAMPLE_CHARACTERS = 200
@@ -255,7 +257,7 @@ def tokenize_unit(
         pieces = []
         for ids in sentences:
             pieces += cut_sentence(ids, config.max_seq_length, itemsize)
-        for sentences in cut_into_parts(pieces, itemsize):
+        for sentences in cut_into_parts(pieces, max_part_tokens(config), itemsize):
             part = Part(document_number, part_number, digest, sentences, encoder.typecode)
             count["text_tokens"] += part.num_tokens()
             part_number += 1
@@ -270,13 +272,20 @@ def _shard_of(part: Part, shards: range, config: CorpusConfig) -> int:
     return shards[int.from_bytes(digest) * len(shards) >> 64]
 
 
-def cut_into_parts(sentences: list[bytes], itemsize: int = 2) -> Iterator[list[bytes]]:
-    """Yields equal numbers of sentences, of at most about `MAX_PART_TOKENS` tokens together.
+def max_part_tokens(config: CorpusConfig) -> int:
+    """Returns the maximum length of a part, about: that of rows of up to 512 tokens is 8,192."""
+    return max(MAX_PART_TOKENS, PART_ROWS * config.max_seq_length)
+
+
+def cut_into_parts(
+    sentences: list[bytes], max_tokens: int, itemsize: int = 2
+) -> Iterator[list[bytes]]:
+    """Yields equal numbers of sentences, of at most about `max_tokens` tokens together.
 
     A token id has `itemsize` bytes.
     """
     num_tokens = sum(map(len, sentences)) // itemsize
-    num_parts = min(math.ceil(num_tokens / MAX_PART_TOKENS), len(sentences))
+    num_parts = min(math.ceil(num_tokens / max_tokens), len(sentences))
     bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
     for start, stop in itertools.pairwise(bounds):
         yield sentences[start:stop]
@@ -296,7 +305,8 @@ def make_rows(
     `parts` are in the order of the input, `index` is the shard's in its split.
     """
     parts = _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report)
-    num_groups = max(1, sum(part.num_tokens() for part in parts) // GROUP_TOKENS)
+    group_tokens = GROUP_TOKENS * max_part_tokens(config) // MAX_PART_TOKENS
+    num_groups = max(1, sum(part.num_tokens() for part in parts) // group_tokens)
     rng = random.Random(f"{config.seed}/{split}/{index}")
     special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     typecode = TYPECODES[token_dtype(tokenizer.vocab_size)]

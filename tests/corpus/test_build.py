@@ -73,6 +73,7 @@ def use_small_units(monkeypatch):
     monkeypatch.setattr(inputs, "UNIT_BYTES", 4000)
     monkeypatch.setattr(build, "SPILL_BYTES", 1500)
     monkeypatch.setattr(steps, "MAX_PART_TOKENS", 64)
+    monkeypatch.setattr(steps, "PART_ROWS", 1)
     monkeypatch.setattr(steps, "GROUP_TOKENS", 1000)
 
 
@@ -564,13 +565,17 @@ def test_write_shard_keeps_every_row_in_blocks(tmp_path):
     assert np.concatenate(blocks).tolist() == rows.tolist()
 
 
-def test_parts_hold_every_sentence_and_are_equally_long(monkeypatch):
-    monkeypatch.setattr(steps, "MAX_PART_TOKENS", 50)
+def test_parts_hold_every_sentence_and_are_equally_long():
     sentences = [bytes([number, 0]) * 10 for number in range(31)]
-    parts = list(cut_into_parts(sentences))
+    parts = list(cut_into_parts(sentences, max_tokens=50))
     assert [sentence for part in parts for sentence in part] == sentences
     assert {len(part) for part in parts} == {4, 5}
-    assert len(list(cut_into_parts([bytes(2000)]))) == 1
+    assert len(list(cut_into_parts([bytes(2000)], max_tokens=50))) == 1
+
+
+@pytest.mark.parametrize(("length", "expected"), [(128, 8192), (512, 8192), (8192, 131_072)])
+def test_parts_are_of_many_rows(length, expected):
+    assert steps.max_part_tokens(CorpusConfig(max_seq_length=length)) == expected
 
 
 class Interrupted(Exception):
