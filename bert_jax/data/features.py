@@ -101,6 +101,15 @@ class LabelLayout:
     holds_positions: bool = False  # Labels are positions in the feature, offset in the row.
 
 
+def max_features(length: int) -> int:
+    """Returns how many features a row may hold, for rows of `length` tokens per feature's sequence.
+
+    Enough for short texts to fill it, up to 1,024 tokens. No more: heads have arrays of sequences
+    by positions, which would grow with the square of the length.
+    """
+    return max(1, min(length // 8, 128))
+
+
 @dataclasses.dataclass(frozen=True)
 class RowShape:
     """Rows of `length` tokens with at most `max_sequences` sequences, and the head's labels.

@@ -7,7 +7,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.parameters import LoadedModel
-from bert_jax.data.features import RowShape, check_segments
+from bert_jax.data.features import RowShape, check_segments, max_features
 from bert_jax.finetuning.class_weights import find_class_weights
 from bert_jax.finetuning.pretrained_head import initial_params
 from bert_jax.model.architecture import config_from_settings
@@ -95,7 +95,7 @@ def read_task_data(
     sequences_per_feature = len(task.train[0].sequences)
     shape = RowShape(  # Large enough for any feature.
         length=config.max_seq_length * sequences_per_feature,
-        max_sequences=max(config.max_seq_length // 8, 1) * sequences_per_feature,
+        max_sequences=max_features(config.max_seq_length) * sequences_per_feature,
         label_layout=task.head.label_layout,
         pad_id=tokenizer.pad_id,
         sequences_per_feature=sequences_per_feature,

@@ -16,6 +16,7 @@ from bert_jax.data.features import (
     check_segments,
     finetune_batches,
     make_sequence,
+    max_features,
     steps_per_epoch,
     unpack_rows,
 )
@@ -178,6 +179,11 @@ def test_rows_never_exceed_their_capacity(head):
 def test_feature_longer_than_a_row_is_an_error():
     with pytest.raises(ValueError, match="a feature of 9 tokens in rows of 8"):
         make_shape("tagging", length=8).pack([ModelInput((np.arange(9),), (9,))])
+
+
+def test_rows_hold_a_bounded_number_of_features():
+    lengths = 4, 128, 512, 1024, 8192
+    assert [max_features(length) for length in lengths] == [1, 16, 64, 128, 128]
 
 
 def test_features_without_labels_have_no_weight():

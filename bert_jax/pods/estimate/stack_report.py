@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import RowShape
+from bert_jax.data.features import RowShape, max_features
 from bert_jax.finetuning.finetune_fields import check_numbers
 from bert_jax.finetuning.hyperparameters import finetune_optimizer, make_hyperparameters
 from bert_jax.finetuning.stack_steps import build_stack_steps
@@ -91,7 +91,7 @@ def compile_stack(
     model = heads.make_model(BertConfig(**rates), settings, plan)
     shape = RowShape(
         length=config.max_seq_length,
-        max_sequences=max(config.max_seq_length // 8, 1),
+        max_sequences=max_features(config.max_seq_length),
         label_layout=head.label_layout,
         pad_id=0,
     )
