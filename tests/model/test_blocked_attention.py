@@ -27,7 +27,9 @@ MASKS = (
     {"has_ranks": True, "sees_own_rank": False},
     {"has_ranks": True, "sees_own_rank": False, "window": 5, "has_global": True},
 )
-SHORT = (1, BLOCK - 1, BLOCK, BLOCK + 1, SPAN - 1, SPAN, SPAN + 1, 2 * SPAN - 1, 2 * SPAN + 100)
+# Around one block, one span and two, and a row of several.
+AROUND = {size + i for size in (BLOCK, SPAN, 2 * SPAN) for i in (-1, 0, 1)}
+SHORT = tuple(sorted({1, *AROUND, 9 * SPAN - 28}))
 LONG = (16 * SPAN, 32 * SPAN + 1, 64 * SPAN)
 
 
