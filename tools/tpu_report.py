@@ -45,6 +45,13 @@ LONG_LENGTH = flags.DEFINE_integer(
     None,
     "Row length of later phases, if no corpus is given. Default: the configuration's, or 512.",
 )
+DOCUMENT_TOKENS = flags.DEFINE_integer(
+    "document_tokens",
+    None,
+    "Mean tokens of documents in packed rows: attention in rows of more than 512 tokens skips what "
+    "no document needs. Default: each row is one document.",
+    1,
+)
 PRICE = flags.DEFINE_float(
     "price_per_chip_hour", None, "Price of one chip for an hour, in any currency.", 0
 )
@@ -65,7 +72,14 @@ ALL = flags.DEFINE_bool("all", False, "Report every pod configuration, in one ta
 MARKDOWN = flags.DEFINE_string("markdown", None, "Markdown file to write the table of --all to.")
 
 # Flags that have no effect, by mode.
-REPORT_FLAGS = ("json", "dump_hlo", "costliest", "advise", "price_per_chip_hour")
+REPORT_FLAGS = (
+    "json",
+    "dump_hlo",
+    "costliest",
+    "advise",
+    "price_per_chip_hour",
+    "document_tokens",
+)
 SWEEP_FLAGS = ("sweep_meshes", "sweep_remat")
 UNUSED_FLAGS = {
     "a single report": (*SWEEP_FLAGS, "markdown"),
@@ -151,7 +165,13 @@ def run() -> bool:
 
     phases, tokenizer = plan_phases(config)
     report = pod_report.report(
-        config, topology, phases, tokenizer, num_costliest=COSTLIEST.value, hlo_path=DUMP_HLO.value
+        config,
+        topology,
+        phases,
+        tokenizer,
+        num_costliest=COSTLIEST.value,
+        hlo_path=DUMP_HLO.value,
+        document_tokens=DOCUMENT_TOKENS.value,
     )
     if PRICE.value is not None and report["fits"]:
         for each in filter(None, (report, report["at_max_clock"])):

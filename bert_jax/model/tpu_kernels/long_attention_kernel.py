@@ -59,14 +59,15 @@ def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
     return ""
 
 
-class _Options(NamedTuple):
-    """What is static of a kernel."""
+class Options(NamedTuple):
+    """What is static of a kernel; `make_options` chooses it."""
 
     head_dim: int
     group: int  # Queries that are computed together.
     queries: int  # Of a head in a product: a tile of queries.
     keys: int  # In a product; of a band, all that its queries see.
-    is_band: bool  # Whether queries see only the keys around them. A product is of all heads, then.
+    joins_heads: bool  # Whether a product is of all heads.
+    is_band: bool  # Whether queries see only the keys around them.
     interpret: bool
 
 
@@ -168,7 +169,7 @@ def long_attention_in_stack(
             words = jnp.pad(dropout.words, ((0, 0), (0, 0), (0, 0), end))
             key_words = jnp.pad(dropout.key_words, ((0, 0), end))
             dropout = dropout._replace(words=words, key_words=key_words)
-    options = _make_options(mask, head_dim, length + padding, interpret)
+    options = make_options(length + padding, mask.window, head_dim, dropout is not None, interpret)
     saved = saved or [
         lax.empty((1, batch, length + padding, size), projections.dtype)
         for size in (width, width // 3)
@@ -195,16 +196,21 @@ def attention(
     return long_attention_in_stack(saved, layer, projections, bias, mask, dropout, **options)
 
 
-def _make_options(mask: AttentionMask, head_dim: int, length: int, interpret: bool) -> _Options:
-    if mask.window is not None:
+def make_options(
+    length: int, window: int | None, head_dim: int, has_dropout: bool, interpret: bool = False
+) -> Options:
+    """Returns the options for rows of a length, a multiple of LANES."""
+    if window is not None:
         group = _largest_divisor(length, BAND_GROUP)
-        tiles = 2 * -(-(mask.window + LANES // 2) // LANES)
+        tiles = 2 * -(-(window + LANES // 2) // LANES)
         if tiles <= min(MAX_BAND, length // LANES):
-            return _Options(head_dim, group, LANES, tiles * LANES, True, interpret)
+            return Options(head_dim, group, LANES, tiles * LANES, True, True, interpret)
     # What does not fit into registers of two tiles is too much in long rows on v4.
     group = _largest_divisor(length, 2 * QUERIES if length <= 1024 else QUERIES)
-    queries, keys = _largest_divisor(group, QUERIES), _largest_divisor(length, KEYS)
-    return _Options(head_dim, group, queries, keys, False, interpret)
+    # Pairs of heads share the hash of dropout.
+    queries = LANES if has_dropout else _largest_divisor(group, QUERIES)
+    keys = _largest_divisor(length, KEYS)
+    return Options(head_dim, group, queries, keys, has_dropout, False, interpret)
 
 
 def _largest_divisor(size: int, limit: int) -> int:
@@ -212,7 +218,7 @@ def _largest_divisor(size: int, limit: int) -> int:
     return next(n for n in range(limit, 0, -LANES) if size % n == 0)
 
 
-def _visible(options: _Options, mask: AttentionMask) -> tuple[jax.Array, _Spans]:
+def _visible(options: Options, mask: AttentionMask) -> tuple[jax.Array, _Spans]:
     """Returns the bounds of `_Inputs`, int32 `[batch, 2, length]`, and the spans of each group."""
     ids = mask.sequence_ids
     batch, length = ids.shape
@@ -290,7 +296,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _prepare(
-    options: _Options, mask, dropout, rotation, saved_projections, bias
+    options: Options, mask, dropout, rotation, saved_projections, bias
 ) -> tuple[_Spans, _Inputs]:
     """Returns what both kernels read."""
 
@@ -378,16 +384,15 @@ def _input_specs(length: int, head_dim: int) -> _Inputs:
     )
 
 
-def _variant(options: _Options, inputs: _Inputs) -> str:
-    """Returns what the name of a kernel says of it, for `hlo_cost`."""
-    rotates = "" if inputs.rotation is None else "_rotary"
-    band = f"_band{options.keys}" if options.is_band else ""
-    return f"long_{options.head_dim}{rotates}{band}"
+def variant(options: Options, rotates: bool) -> str:
+    """Returns what the name of a kernel says of it, by which `hlo_cost` finds it."""
+    rotary, keys = "_rotary" * rotates, "band" if options.is_band else "keys"
+    return f"long_{options.head_dim}{rotary}_{keys}{options.keys}"
 
 
 def _call(
     kernel: Callable,
-    options: _Options,
+    options: Options,
     layer: int | jax.Array,
     spans: _Spans,
     inputs: _Inputs,
@@ -440,7 +445,9 @@ def _call(
             vmem_limit_bytes=max(num_bytes, DEFAULT_BYTES),
         ),
         interpret=options.interpret,
-        name=kernel_name(kernel, _variant(options, inputs), inputs.key_words is not None),
+        name=kernel_name(
+            kernel, variant(options, inputs.rotation is not None), inputs.key_words is not None
+        ),
     )(jnp.full(1, layer, jnp.int32), *spans, *arrays)
 
 
@@ -451,20 +458,20 @@ class _Unit(NamedTuple):
     heads: tuple[int, ...]
 
 
-def _units(options: _Options) -> list[_Unit]:
+def _units(options: Options) -> list[_Unit]:
     heads = tuple(range(LANES // options.head_dim))
-    parts = [heads] if options.is_band else [(head,) for head in heads]
+    parts = [heads] if options.joins_heads else [(head,) for head in heads]
     return [_Unit(n, part) for n in range(options.group // options.queries) for part in parts]
 
 
-def _tiles_of_group(options: _Options, group) -> list:
+def _tiles_of_group(options: Options, group) -> list:
     """Returns the tiles of queries that are computed together."""
     size = options.group // options.queries
     return [group * size + n for n in range(size)]
 
 
 def _forward_kernel(
-    options: _Options, program: _Program, _, out_ref, log_sum_ref, key_ref, value_ref
+    options: Options, program: _Program, _, out_ref, log_sum_ref, key_ref, value_ref
 ):
     inputs, dtype = program.inputs, out_ref.dtype
     units = _units(options)
@@ -498,7 +505,8 @@ def _forward_kernel(
                 rescale = jnp.exp2(maximum - new_maximum)
                 weights = jnp.exp2(scores - new_maximum)
                 total = total * rescale + jnp.sum(weights, axis=0, keepdims=True)
-                weights = _drop(options, program, unit, tiles, keys, weights).astype(dtype)
+                is_dropped = _is_dropped(options, program, unit, tiles, keys)
+                weights = _drop(weights, is_dropped).astype(dtype)
                 values = [
                     dot(_join(value_ref, keys, 1, lanes), part, 1, 0)
                     for lanes, part in _by_head(options, unit, weights)
@@ -526,7 +534,7 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    options: _Options, program: _Program, out_ref, log_sum_ref, dout_ref, gradient_ref, *refs
+    options: Options, program: _Program, out_ref, log_sum_ref, dout_ref, gradient_ref, *refs
 ):
     inputs, units, num_heads = program.inputs, _units(options), LANES // options.head_dim
     dbias_refs, (key_ref, key_transposed_ref, dkey_ref, dvalue_ref) = refs[:-4], refs[-4:]
@@ -577,9 +585,10 @@ def _backward_kernel(
                     for x in (log_sums, means)
                 )
                 probabilities = jnp.exp2(scores - log_sum)
-                dweights = _drop(options, program, unit, tiles, keys, dweights)
-                dscores = (probabilities * (dweights - mean)).astype(dtype)
-                weights = _drop(options, program, unit, tiles, keys, probabilities).astype(dtype)
+                is_dropped = _is_dropped(options, program, unit, tiles, keys)
+                dscores = probabilities * (_drop(dweights, is_dropped) - mean)
+                dscores = dscores.astype(dtype)
+                weights = _drop(probabilities, is_dropped).astype(dtype)
                 query, dout = transposed[unit.n]
                 for head, (lanes, part) in zip(
                     unit.heads, _by_head(options, unit, weights), strict=True
@@ -666,7 +675,7 @@ def _side_by_side(parts: list) -> jax.Array:
     return jnp.concatenate(parts, axis=1)
 
 
-def _by_head(options: _Options, unit: _Unit, x: jax.Array) -> list[tuple[slice, jax.Array]]:
+def _by_head(options: Options, unit: _Unit, x: jax.Array) -> list[tuple[slice, jax.Array]]:
     """Returns, for each head of a unit, its lanes in the projections and its part of `x`."""
     return [
         (_lanes(options, head), x[:, n * options.queries : (n + 1) * options.queries])
@@ -674,9 +683,7 @@ def _by_head(options: _Options, unit: _Unit, x: jax.Array) -> list[tuple[slice, 
     ]
 
 
-def _mask(
-    options: _Options, inputs: _Inputs, scores: jax.Array, tile, key_tiles: list
-) -> jax.Array:
+def _mask(options: Options, inputs: _Inputs, scores: jax.Array, tile, key_tiles: list) -> jax.Array:
     """Returns the scores of a unit, with LOWEST for invisible keys."""
     first, count = (_rows_of(options, inputs.bounds, tile, slice(n, n + 1)) for n in (0, 1))
     key = lax.broadcasted_iota(jnp.int32, (LANES, options.queries), 0)
@@ -690,7 +697,7 @@ def _mask(
     return _side_by_side([jnp.where(is_visible, part, LOWEST) for part in parts])
 
 
-def _prepare_keys(options: _Options, inputs: _Inputs, tile, key_ref, transposed_ref):
+def _prepare_keys(options: Options, inputs: _Inputs, tile, key_ref, transposed_ref):
     """Writes a tile of rotated keys to `key_ref`, and transposed, if it is given, to the other."""
     dtype = key_ref.dtype
     if inputs.rotation is None:  # Then a bias of keys has no effect.
@@ -720,7 +727,7 @@ def _one_ahead(compute: Callable, units: list) -> Iterator:
     yield ahead
 
 
-def _key_tiles(options: _Options, inputs: _Inputs, query_tile, number) -> list:
+def _key_tiles(options: Options, inputs: _Inputs, query_tile, number) -> list:
     """Returns the tiles of keys of an iteration; of a band, those around the queries."""
     size = options.keys // LANES
     if not options.is_band:
@@ -734,7 +741,7 @@ def _wrap(tile, num_tiles: int):
     return jnp.where(tile >= num_tiles, tile - num_tiles, tile)
 
 
-def _loop_over_keys(options: _Options, program: _Program, group, add_keys: Callable, state):
+def _loop_over_keys(options: Options, program: _Program, group, add_keys: Callable, state):
     if options.is_band:
         return add_keys(0, state)
     spans, row = program.spans, program.row
@@ -745,7 +752,7 @@ def _positions(tile):
     return pl.ds(pl.multiple_of(tile * LANES, LANES), LANES)
 
 
-def _row_slices(options: _Options, tile, length: int) -> list:
+def _row_slices(options: Options, tile, length: int) -> list:
     """Returns where the queries of a tile are: those of a band start half a tile earlier."""
     if not options.is_band:
         size = options.queries
@@ -756,19 +763,19 @@ def _row_slices(options: _Options, tile, length: int) -> list:
     return [pl.ds(pl.multiple_of(x, half), half) for x in (before, start)]
 
 
-def _load(options: _Options, ref, tile, lanes: slice) -> jax.Array:
+def _load(options: Options, ref, tile, lanes: slice) -> jax.Array:
     """Returns float32 `[query_tile, LANES]` of the queries of a tile."""
     slices = _row_slices(options, tile, ref.shape[0])
     return jnp.concatenate([ref[each, lanes].astype(jnp.float32) for each in slices])
 
 
-def _store(options: _Options, ref, tile, lanes: slice, x):
+def _store(options: Options, ref, tile, lanes: slice, x):
     slices = _row_slices(options, tile, ref.shape[0])
     for each, part in zip(slices, jnp.split(x, len(slices)), strict=True):
         ref[each, lanes] = part
 
 
-def _store_log_sum(options: _Options, ref, tile, head: int, log_sum: jax.Array):
+def _store_log_sum(options: Options, ref, tile, head: int, log_sum: jax.Array):
     """Stores float32 `[1, queries]`; those of a band stay where its tiles start earlier."""
     size = options.queries // LANES
     for n in range(size):
@@ -776,14 +783,14 @@ def _store_log_sum(options: _Options, ref, tile, head: int, log_sum: jax.Array):
         ref[tile * size + n, pl.ds(head, 1), :] = part
 
 
-def _load_log_sums(options: _Options, ref, tile) -> list[jax.Array]:
+def _load_log_sums(options: Options, ref, tile) -> list[jax.Array]:
     """Returns float32 `[1, queries]` of each head."""
     size = options.queries // LANES
     tiles = [tile * size + n for n in range(size)]
     return [_join(ref, tiles, 1, slice(head, head + 1)) for head in range(ref.shape[1])]
 
 
-def _rows_of(options: _Options, ref, tile, rows: slice) -> jax.Array:
+def _rows_of(options: Options, ref, tile, rows: slice) -> jax.Array:
     """Returns `[rows, queries]` of the queries of a tile from `[tiles of LANES, rows, LANES]`."""
     if not options.is_band:
         size = options.queries // LANES
@@ -801,7 +808,7 @@ def _part(inputs: _Inputs, part: slice, positions) -> jax.Array:
     return x if inputs.bias is None else x + inputs.bias[:, part]
 
 
-def _query(options: _Options, inputs: _Inputs, tile) -> jax.Array:
+def _query(options: Options, inputs: _Inputs, tile) -> jax.Array:
     """Returns a tile of rotated queries, float32 `[LANES, queries]`, scaled."""
     query = _load(options, inputs.projections, tile, QUERY)
     if inputs.bias is not None:
@@ -826,7 +833,7 @@ def _key_angles(options, inputs, tile):
     return inputs.rotation[tile, :half, :], inputs.rotation[tile, half:, :]
 
 
-def _rotate(options: _Options, x: jax.Array, cosines, sines, back: bool = False):
+def _rotate(options: Options, x: jax.Array, cosines, sines, back: bool = False):
     """Rotates the heads of float32 `[LANES, positions]`, or `back`."""
     if cosines is None:
         return x
@@ -849,30 +856,31 @@ def _only_heads(options, x: jax.Array, axis: int) -> list[jax.Array]:
     return [jnp.where((index >= h.start) & (index < h.stop), x, 0.0) for h in heads]
 
 
-def _lanes(options: _Options, head: int) -> slice:
+def _lanes(options: Options, head: int) -> slice:
     return slice(head * options.head_dim, (head + 1) * options.head_dim)
 
 
-def _drop(options: _Options, program: _Program, unit: _Unit, tiles, key_tiles, x) -> jax.Array:
-    """Applies the dropout of a unit to `x`, `[keys, lanes of the unit]`."""
+def _is_dropped(options: Options, program: _Program, unit: _Unit, tiles, key_tiles):
+    """Returns bool `[keys, lanes of the unit]`, or None without dropout."""
     inputs = program.inputs
     if inputs.threshold is None:
-        return x
+        return None
     key_words = [_key_words(options, inputs, key_tiles, n) for n in (0, 1)]
-    parts = []
-    for head, (_, part) in zip(unit.heads, _by_head(options, unit, x), strict=True):
-        words = inputs.query_words.at[head // 2]
+    bits = []
+    for pair in range(inputs.query_words.shape[0]):
+        words = inputs.query_words.at[pair]
         words = [_rows_of(options, words, tiles[unit.n], slice(n, n + 1)) for n in (0, 1)]
-        bits = random_bits(words, key_words)
-        if options.head_dim == LANES:
-            bits = jnp.where(program.lanes % 2 == 0, *bits)
-        else:
-            bits = bits[head % 2]
-        parts.append(jnp.where(bits < inputs.threshold[0, 0], 0.0, part))
-    return _side_by_side(parts)
+        bits += random_bits(words, key_words)
+    if options.head_dim == LANES:
+        bits = [jnp.where(program.lanes % 2 == 0, *bits)]
+    return _side_by_side([bits[head] for head in unit.heads]) < inputs.threshold[0, 0]
 
 
-def _key_words(options: _Options, inputs: _Inputs, key_tiles: list, word: int) -> jax.Array:
+def _drop(x: jax.Array, is_dropped: jax.Array | None) -> jax.Array:
+    return x if is_dropped is None else jnp.where(is_dropped, 0.0, x)
+
+
+def _key_words(options: Options, inputs: _Inputs, key_tiles: list, word: int) -> jax.Array:
     """Returns int32 `[keys, queries]`: a word of each key in all lanes."""
     rows = [inputs.key_words[tile, pl.ds(word, 1), :] for tile in key_tiles]
     column = jnp.concatenate([jnp.broadcast_to(row, (LANES, LANES)).T for row in rows])

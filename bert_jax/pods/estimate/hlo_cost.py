@@ -7,6 +7,7 @@ which tools/kernel_cycles.py makes.
 """
 
 import collections
+import functools
 import json
 import math
 import pathlib
@@ -91,10 +92,16 @@ class Cost(NamedTuple):
     loops_counted_once: list[str]  # Those with an unknown trip count.
 
 
-def step_cost(text: str, chip: str = "v4", clock_hz: float | None = None) -> Cost:
+def step_cost(
+    text: str,
+    chip: str = "v4",
+    clock_hz: float | None = None,
+    document_tokens: int | None = None,
+) -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`) on a chip, by default at its clock.
 
-    Only exposed communication depends on the clock: faster arithmetic hides less of it.
+    Only exposed communication depends on the clock: faster arithmetic hides less of it. Long rows
+    hold documents of `document_tokens` on average; None: each row is one, which costs the most.
     Raises ValueError for other text, and MissingKernelCycles.
     """
     computations, entry = parse_hlo(text)
@@ -104,7 +111,7 @@ def step_cost(text: str, chip: str = "v4", clock_hz: float | None = None) -> Cos
     communicating = set()  # Fusions with collectives.
     kernels = json.loads(KERNEL_TABLE.read_text(encoding="utf-8")).get(chip, {})
     for runs, instruction, fusion in executed_instructions(computations, entry):
-        kernel = kernel_cost(instruction, chip, kernels)
+        kernel = kernel_cost(instruction, chip, kernels, document_tokens)
         total_flops += runs * (kernel[1] if kernel else flops(instruction))
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             unknown_loops.append(instruction.name)
@@ -234,12 +241,15 @@ def flops(instruction: Instruction) -> float:
     return total
 
 
-def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int, float] | None:
+def kernel_cost(
+    instruction: Instruction, chip: str, kernels: dict, document_tokens: int | None = None
+) -> tuple[int, float] | None:
     """Returns (cycles, FLOPs) of one of our kernels; None for any other instruction.
 
-    `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs count the products; in
-    attention two of size length x length forward and four backward, without the scores that the
-    backward pass computes again. Raises MissingKernelCycles if the table has no entry.
+    `kernels` is the part of KERNEL_TABLE for the chip, `document_tokens` as in `step_cost`. The
+    FLOPs count the products; in attention two of size length x length forward and four backward,
+    without the scores that the backward pass computes again. In long rows, they count what the
+    kernel reads. Raises MissingKernelCycles if the table has no entry.
     """
     name = re.search(r"/(forward|backward)_kernel_(\w+?)(_dropout)?/", instruction.op_name)
     if instruction.kind != "tpu_custom_call" or not name:
@@ -251,6 +261,20 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
         programs = math.prod(batch) * num_tokens / tokens
         sizes = f"{variant} {tokens} {inner} {hidden}"
         kernel_flops = 2.0 * math.prod(batch) * num_tokens * inner * hidden
+    elif variant.startswith("long_"):
+        (_, (*batch, groups)), (bits, (*_, length, width)) = operands[1], operands[3]
+        group, hidden = length // groups, width // 3
+        sizes = f"{variant} {group}"
+        programs = math.prod(batch) * hidden / attention_kernel.LANES
+        kind, keys = re.search(r"(band|keys)(\d+)$", variant).groups()
+        blocks, pairs = 0, length * int(keys)
+        if kind == "keys":
+            blocks = read_blocks(length, group, int(keys), document_tokens)
+            pairs = blocks * group * int(keys)
+        tiles = length // attention_kernel.LANES
+        times = {"program": 1, "tile": tiles, "group": groups, "block": blocks}
+        products = 2 if direction == "forward" else 4
+        kernel_flops = products * 2.0 * math.prod(batch) * pairs * hidden
     else:
         (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
         hidden = width // 3  # Of queries, keys and values together.
@@ -268,7 +292,31 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
             "bert_jax/pods/estimate/kernel_cycles.py, if it is missing there, and run "
             f"`python tools/kernel_cycles.py --chip={chip}`"
         ) from error
+    if isinstance(cycles, dict):  # Of each loop in a program.
+        cycles = sum(times[name] * each for name, each in cycles.items())
     return math.ceil(programs * cycles / (2 if CHIPS[chip].megacore else 1)), kernel_flops
+
+
+@functools.cache
+def read_blocks(length: int, group: int, keys: int, document_tokens: int | None) -> float:
+    """Returns how many blocks of keys all groups of queries of a row read, in the mean.
+
+    Documents of random lengths, exponential with the mean `document_tokens`, follow one another;
+    the end of a row cuts them. None: each row is one.
+    """
+    num_rows = 1 if document_tokens is None else 256
+    stream, starts = num_rows * length, [np.arange(0, num_rows * length, length)]
+    if document_tokens is not None:
+        rng = np.random.default_rng(0)
+        count = 2 * stream // document_tokens + 100
+        ends = np.cumsum(np.ceil(rng.exponential(document_tokens, count)).astype(int))
+        starts.append(ends[ends < stream])
+    starts = np.unique(np.concatenate(starts))
+    firsts = np.arange(0, stream, group)
+    first = starts[np.searchsorted(starts, firsts, side="right") - 1]
+    end = np.append(starts, stream)[np.searchsorted(starts, firsts + group - 1, side="right")]
+    # Blocks do not cross rows.
+    return float(np.sum(-(-end // keys) - first // keys)) / num_rows
 
 
 def collective_traffic(

@@ -2,13 +2,14 @@
 
 The compiler gives kernels no `estimated_cycles`, but it can write their schedule. This compiles
 each kernel alone, for each chip and shape, and counts its instruction bundles, one per cycle, plus
-delay cycles: of one grid program for attention, and of all grid programs of a block of tokens for a
-sublayer's output. Unlike `estimated_cycles`, it excludes memory stalls and the start-up of grid
-programs.
+delay cycles: of one grid program for attention (in long rows, of each loop in it), and of all grid
+programs of a block of tokens for a sublayer's output. Unlike `estimated_cycles`, it excludes memory
+stalls and the start-up of grid programs.
 """
 
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -23,9 +24,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout
-from bert_jax.model.tpu_kernels import attention_kernel, sublayer_kernel
-from bert_jax.model.tpu_kernels.blocks import needs_float32
+from bert_jax.model.tpu_kernels import (
+    attention_kernel,
+    long_attention_kernel,
+    sublayer_kernel,
+)
+from bert_jax.model.tpu_kernels.blocks import LANES, needs_float32
 from bert_jax.pods.estimate import compilation
 from bert_jax.sharding.mesh import make_mesh
 
@@ -44,6 +50,9 @@ SUBLAYERS = [
 # size of the heads of ALBERT_XLARGE.
 TANH_HIDDEN = (768, 1024)
 LARGE_HEADS = (512, 128)
+# Longer rows have the loops of the kernel for 2,048 tokens. With a window, those for 1,024, too.
+LONG_LENGTHS = (1024, 2048)
+WINDOW = 64  # Of ModernBERT, on each side.
 
 
 class Shape(NamedTuple):
@@ -57,6 +66,12 @@ class Shape(NamedTuple):
     dtype: str
     sizes: tuple[int, ...]
     activation: str | None = None
+    rotates: bool = False  # Only in long rows.
+    window: int | None = None
+
+    @property
+    def is_long(self) -> bool:
+        return not self.is_sublayer and self.sizes[0] > attention_kernel.MAX_LENGTH
 
     @property
     def is_sublayer(self) -> bool:
@@ -69,6 +84,10 @@ def shapes(chip: str) -> list[Shape]:
     found = [Shape(*each) for each in attention]
     found += [Shape(has_dropout, "bfloat16", LARGE_HEADS) for has_dropout in (False, True)]
     if chip != "v3":
+        for length in LONG_LENGTHS:
+            rows = "bfloat16", (length, HEAD_DIM)
+            found += [Shape(has_dropout, *rows) for has_dropout in (False, True)]
+            found += [Shape(False, *rows, rotates=True, window=w) for w in (None, WINDOW)]
         found += [
             Shape(has_dropout, dtype, sizes, activation)
             for has_dropout, dtype, sizes in itertools.product((False, True), DTYPES, SUBLAYERS)
@@ -87,7 +106,7 @@ def activations(tokens: int, inner: int, hidden: int) -> tuple[str | None, ...]:
 
 def compile_kernels(chip: str, shape: Shape) -> None:
     """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
-    has_dropout, dtype, sizes, activation = shape
+    has_dropout, dtype, sizes, activation, rotates, window = shape
     mesh = make_mesh(devices=[compilation.describe_device(chip)])
     sharding = NamedSharding(mesh, P())
 
@@ -126,7 +145,7 @@ def compile_kernels(chip: str, shape: Shape) -> None:
 
     else:
         length, head_dim = sizes
-        batch, num_pairs = 2 * attention_kernel.MAX_LENGTH // length, 256 // head_dim // 2
+        batch, num_pairs = max(2 * attention_kernel.MAX_LENGTH // length, 2), 256 // head_dim // 2
         dropout = None
         if has_dropout:
             dropout = AttentionDropout(
@@ -136,14 +155,23 @@ def compile_kernels(chip: str, shape: Shape) -> None:
                 scale=float32(),
             )
         projections = abstract(batch, length, 3 * 256, dtype=dtype)
-        arguments = projections, float32(3 * 256), abstract(batch, length), dropout
-        options = {"head_dim": head_dim}
-        options["float32_blocks"] = needs_float32(mesh.devices.item().device_kind)
+        rotation = (float32(batch, length, head_dim // 2),) * 2 if rotates else None
+        bias = None if rotates else float32(3 * 256)
+        arguments = projections, bias, abstract(batch, length), dropout, rotation
+        device_kind = mesh.devices.item().device_kind
 
-        def loss(projections, bias, sequence_ids, dropout):
-            context, _ = attention_kernel.attention(
-                projections, bias, sequence_ids, dropout, **options
-            )
+        def loss(projections, bias, sequence_ids, dropout, rotation):
+            options = {"head_dim": head_dim}
+            if shape.is_long:
+                mask = AttentionMask(sequence_ids, window=window)
+                context = long_attention_kernel.long_attention(
+                    projections, bias, mask, dropout, rotation, **options
+                )
+            else:
+                options["float32_blocks"] = needs_float32(device_kind)
+                context, _ = attention_kernel.attention(
+                    projections, bias, sequence_ids, dropout, **options
+                )
             return jnp.sum(context.astype(jnp.float32))
 
     # Unchecked: kernels do not declare over which axes their outputs vary.
@@ -160,9 +188,8 @@ def count_cycles(schedule: str, runs: Sequence[int] = ()) -> int:
     each branch is taken: then returns the cycles of sum(runs) programs. Raises ValueError if the
     schedule has fewer branches.
     """
-    bundles = re.split(r"^(?= *\w+ +(?:\w\w)?: )", schedule, flags=re.MULTILINE)
-    bundles = [x for x in bundles if re.match(r" *0x[0-9a-f]+ +(\w\w)?: +> +\{", x)]
-    cycles = [1 + sum(map(int, re.findall(r" vdelay (\d+)", x))) for x in bundles]
+    bundles = [x for x in _bundles(schedule) if re.match(r" *\w+ +(\w\w)?: +> +\{", x)]
+    cycles = [_cycles(bundle) for bundle in bundles]
     if not runs:
         return sum(cycles)
     ends, branches = {}, []
@@ -182,7 +209,57 @@ def count_cycles(schedule: str, runs: Sequence[int] = ()) -> int:
     return sum(runs) * outside + sum(n * each for n, each in zip(runs, taken, strict=True))
 
 
-def measure(chip: str, shape: Shape) -> dict[str, int]:
+def count_loops(schedule: str) -> list[tuple[int, int]]:
+    """Returns the depth of each loop of a schedule, and the cycles of one iteration, in order.
+
+    Those of a loop exclude those of the loops in it. The loop over the grid has depth 0.
+    """
+    bundles, loops = _bundles(schedule), []
+    for start, bundle in enumerate(bundles):
+        if re.match(r" *\w+ +LB: ", bundle):
+            regions = set(re.findall(r"Start region (\d+)", bundle))
+            ends = [
+                n
+                for n, each in enumerate(bundles)
+                if n >= start and regions & set(re.findall(r"target = \$region(\d+)", each))
+            ]
+            loops.append((start, ends[-1] + 2))  # One bundle after its branch still belongs to it.
+    found = []
+    for start, end in loops:
+        depth = sum(first < start and end <= last for first, last in loops)
+        inner = [each for each in loops if start < each[0] and each[1] <= end]
+        own = set(range(start, end)).difference(*(range(*each) for each in inner))
+        found.append((depth, sum(_cycles(bundles[n]) for n in own)))
+    return found
+
+
+def _bundles(schedule: str) -> list[str]:
+    bundles = re.split(r"^(?= *\w+ +(?:\w\w)?: )", schedule, flags=re.MULTILINE)
+    return [x for x in bundles if re.match(r" *(0x[0-9a-f]+|0) +(\w\w)?: *>* *\{", x)]
+
+
+def _cycles(bundle: str) -> int:
+    return 1 + sum(map(int, re.findall(r" vdelay (\d+)", bundle)))
+
+
+def long_attention_cycles(schedule: str, length: int, is_band: bool) -> dict[str, int]:
+    """Returns the cycles of what a program of the kernel for long rows repeats.
+
+    "program" is the rest of it; "tile" is for each 128 positions, "group" for each group of
+    queries, and "block" for each block of keys that a group reads. Raises ValueError if the
+    schedule has other loops.
+    """
+    (_, program), *loops = count_loops(schedule)
+    prepare, *groups = [cycles for depth, cycles in loops if depth == 1]
+    blocks = [cycles for depth, cycles in loops if depth == 2]
+    if len(groups) not in (1, 2) or len(blocks) != (not is_band):
+        raise ValueError(f"the loops of the schedule are {loops}: expected those of the kernel")
+    at_once = 2 - length // LANES % 2
+    tile = math.ceil((prepare + sum(groups[1:])) / at_once)  # Backward, the last finishes tiles.
+    return {"program": program, "tile": tile, "group": groups[0], "block": sum(blocks)}
+
+
+def measure(chip: str, shape: Shape) -> dict[str, int | dict[str, int]]:
     """Returns the cycles of the forward and of the backward kernel."""
     runs = {"forward": (), "backward": ()}
     if shape.is_sublayer:
@@ -205,8 +282,16 @@ def measure(chip: str, shape: Shape) -> dict[str, int]:
             env=os.environ | {"LIBTPU_INIT_ARGS": dump},
             check=True,
         )
+
+        def count(path, kernel):
+            schedule = path.read_text(encoding="utf-8")
+            if shape.is_long:
+                is_band = shape.window is not None
+                return long_attention_cycles(schedule, shape.sizes[0], is_band)
+            return count_cycles(schedule, runs[kernel])
+
         return {
-            kernel: count_cycles(path.read_text(encoding="utf-8"), runs[kernel])
+            kernel: count(path, kernel)
             for kernel in ("forward", "backward")
             for path in pathlib.Path(directory).glob(f"*{kernel}_kernel*[0-9]-final_bundles.txt")
         }
@@ -219,10 +304,16 @@ def entry(shape: Shape) -> str:
         block, _ = sublayer_kernel.block_sizes(*shape.sizes, shape.dtype)
         _, inner, hidden = shape.sizes
         name = f"{shape.activation or 'linear'} {block} {inner} {hidden}"
+    elif shape.is_long:
+        length, head_dim = shape.sizes
+        options = long_attention_kernel.make_options(
+            length, shape.window, head_dim, shape.has_dropout
+        )
+        name = f"{long_attention_kernel.variant(options, shape.rotates)} {options.group}"
     return f"{name} {shape.dtype}{' dropout' * shape.has_dropout}"
 
 
-def measure_chip(chip: str) -> dict[str, dict[str, int]]:
+def measure_chip(chip: str) -> dict[str, dict]:
     """Returns the cycles of all kernels for a chip, by name of entry; prints each."""
     cycles = {}
     for shape in shapes(chip):

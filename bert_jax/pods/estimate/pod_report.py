@@ -39,11 +39,13 @@ def report(
     *,
     num_costliest: int = 0,
     hlo_path: str | None = None,
+    document_tokens: int | None = None,
 ) -> dict:
     """Compiles the step of each phase for a topology; returns the figures listed in docs/tpu.md.
 
     Lists the `num_costliest` instructions and largest collectives, and writes the scheduled HLO of
-    the first phase to `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
+    the first phase to `hlo_path`. `document_tokens` is that of `step_cost`. Raises ValueError if
+    the topology, mesh or batch is invalid.
     """
     chip, devices = compilation.describe_topology(topology)
     teacher = compilation.assumed_teacher(config, phases[0].objective_class)
@@ -52,7 +54,9 @@ def report(
     for phase_setup in setup.phases:
         started = time.monotonic()
         path = hlo_path if phase_setup is setup.phases[0] else None
-        phase_figures = _phase_figures(setup, phase_setup, topology, num_costliest, path)
+        phase_figures = _phase_figures(
+            setup, phase_setup, topology, num_costliest, path, document_tokens
+        )
         figures.append(phase_figures | {"compile_seconds": time.monotonic() - started})
     # Without a figure, a step that does not fit counts as the largest.
     largest = max(
@@ -86,7 +90,12 @@ def _total_hours(figures: list[dict]) -> dict[str, float]:
 
 
 def _phase_figures(
-    setup: PretrainSetup, phase_setup: PhaseSetup, topology, num_costliest, hlo_path
+    setup: PretrainSetup,
+    phase_setup: PhaseSetup,
+    topology,
+    num_costliest,
+    hlo_path,
+    document_tokens,
 ) -> dict:
     phase, row_flops = phase_setup.phase, phase_setup.flops_per_row
     chip_name, *_ = parse_topology(topology)
@@ -114,7 +123,8 @@ def _phase_figures(
         }
     if hlo_path:
         pathlib.Path(hlo_path).write_text(hlo, encoding="utf-8")
-    cost, devices = step_cost(hlo, chip_name), setup.mesh.devices
+    cost = step_cost(hlo, chip_name, document_tokens=document_tokens)
+    devices = setup.mesh.devices
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()
     step_cycles = cost.cycles.total()
@@ -123,7 +133,7 @@ def _phase_figures(
     measures = phase, chip, num_chips, row_flops / peak, interval
     fastest = None
     if chip.max_clock_hz:
-        cost_at_max = step_cost(hlo, chip_name, chip.max_clock_hz)
+        cost_at_max = step_cost(hlo, chip_name, chip.max_clock_hz, document_tokens)
         fastest = _times(cost_at_max, chip.max_clock_hz, *measures)
     used = sum(hbm.values())
     cycles_by_part = {}

@@ -12,7 +12,7 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import Dropout, attention_dropout
 from bert_jax.model.modernbert import rotation
 from bert_jax.model.tpu_kernels.layer import interleave
-from bert_jax.model.tpu_kernels.long_attention_kernel import long_attention
+from bert_jax.model.tpu_kernels.long_attention_kernel import long_attention, why_unsupported
 
 HIDDEN = 128
 
@@ -140,21 +140,80 @@ def check(
             )
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [
         ((640,), {}),
         ((250, 300, 40, -50), {"rotates": True, "has_bias": True}),
-        ((500, 300, -324), {"causal": True}),
         ((300, 520, -204), {"window": 64, "rotates": True}),
-        ((700, -68), {"window": 9, "causal": True, "has_bias": True}),
-        ((600, -40), {"window": 300}),
         ((600, -40), {"rate": 0.1, "has_bias": True}),
-        ((500, 130), {"rate": 0.3, "window": 64}),
-        ((-640,), {"rotates": True}),
         ((-640,), {"window": 64}),
+        slow((500, 300, -324), {"causal": True}),
+        slow((700, -68), {"window": 9, "causal": True, "has_bias": True}),
+        slow((600, -40), {"window": 300}),
+        slow((500, 130), {"rate": 0.3, "window": 64}),
+        slow((-640,), {"rotates": True}),
+        slow((1024,), {"window": 128, "rotates": True, "has_bias": True}),
+        slow((1024,), {"rate": 0.1, "head_dim": 32, "rotates": True}),
+        slow((900, -380), {"rate": 0.1, "head_dim": 128, "hidden": 256, "has_bias": True}),
+        slow((1500, 548), {"rotates": True}),
     ],
     ids=str,
 )
 def test_kernel_equals_attention_in_float64(lengths, options):
     check(packed_ids(*lengths), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 64])
+def test_rows_of_a_batch_have_their_own_sequences(window):
+    ids = np.stack([packed_ids(1124), packed_ids(100, 500, 400, -124)])
+    check(ids, window=window, rotates=True, rate=0.2, hidden=256)
+
+
+@pytest.mark.slow
+def test_bfloat16_differs_from_float32_by_its_rounding():
+    ids = packed_ids(500, 268)[None]
+    rng = np.random.default_rng(0)
+    arrays = jnp.asarray(rng.normal(size=(4, 1, 768, HIDDEN)), jnp.bfloat16)
+    tables = tuple(rotation(jnp.arange(768)[None], 10_000.0, 64))
+
+    def compute(arrays):
+        *projections, dout = arrays
+        options = {"head_dim": 64, "window": 64, "causal": False}
+        out, gradients, _ = run(projections, None, dout, ids, None, tables, **options)
+        return [out, *gradients]
+
+    rounded, exact = compute(arrays), compute(arrays.astype(jnp.float32))
+    for actual, expected in zip(rounded, exact, strict=True):
+        assert actual.dtype == jnp.bfloat16
+        error = jnp.linalg.norm(actual.astype(jnp.float32) - expected)
+        assert error < 2**-7 * jnp.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"is_global": jnp.zeros((1, 640), bool)}, {"ranks": jnp.zeros((1, 640), int)}],
+    ids=str,
+)
+def test_masks_that_the_kernel_does_not_know_are_rejected(field):
+    mask = AttentionMask(jnp.ones((1, 640), int), **field)
+    with pytest.raises(ValueError, match="no global positions and no ranks"):
+        long_attention(jnp.zeros((1, 640, 3 * HIDDEN)), None, mask, head_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ((8200, 768, 64), "rows of 8200 tokens are longer than 8192"),
+        ((1024, 192, 64), "heads of 64 in 192 lanes do not fill blocks of 128"),
+        ((1024, 384, 96), "heads of 96 in 384 lanes do not fill blocks of 128"),
+        ((8192, 768, 64), ""),
+    ],
+)
+def test_what_the_kernel_does_not_compute_has_a_reason(sizes, reason):
+    assert why_unsupported(*sizes) == reason

@@ -383,6 +383,56 @@ def test_kernel_of_attention_costs_what_its_table_says(tmp_path, monkeypatch, na
             hlo_cost.step_cost(program, chip)
 
 
+LONG_KERNEL = """
+HloModule step, is_scheduled=true
+
+ENTRY %main (qkv: bf16[12,2,2048,768]) -> bf16[12,2,2048,256] {
+  %layer = s32[1] parameter(0)
+  %first = s32[2,8] parameter(1)
+  %end = s32[2,8] parameter(2)
+  %qkv = bf16[12,2,2048,768]{3,2,1,0} parameter(3)
+  %bounds = s32[2,16,2,128]{3,2,1,0} parameter(4)
+  %context = bf16[12,2,2048,256]{3,2,1,0} parameter(5)
+  ROOT %forward_kernel.1 = (bf16[12,2,2048,256]{3,2,1,0}, f32[2,2,16,2,128]{4,3,2,1,0}) \
+custom-call(%layer, %first, %end, %qkv, %bounds, %context), \
+custom_call_target="tpu_custom_call", \
+metadata={op_name="jit(step)/encoder/attention/forward_kernel_long_64_keys512/pallas_call"}
+}
+"""
+
+
+def test_kernel_of_attention_in_long_rows_costs_the_blocks_that_it_reads(tmp_path, monkeypatch):
+    table, entry = (
+        tmp_path / "kernels.json",
+        {"program": 7, "tile": 10, "group": 100, "block": 1000},
+    )
+    table.write_text(
+        json.dumps(
+            {
+                "v4": {
+                    "long_64_keys512 256 bfloat16": {"forward": entry},
+                    "long_64_band256 256 bfloat16": {"forward": entry | {"block": 0}},
+                }
+            }
+        )
+    )
+    monkeypatch.setattr(hlo_cost, "KERNEL_TABLE", table)
+    cost = hlo_cost.step_cost(LONG_KERNEL, "v4")
+    # Two programs for each of two rows, on two cores. Eight groups read four blocks each.
+    assert cost.cycles == {("attention kernel", "forward"): 2 * (7 + 16 * 10 + 8 * 100 + 32 * 1000)}
+    assert cost.flops == 2 * 2 * 2 * 2048**2 * 256
+    band = LONG_KERNEL.replace("keys512", "band256")
+    cost = hlo_cost.step_cost(band, "v4", document_tokens=100)
+    assert cost.cycles == {("attention kernel", "forward"): 2 * (7 + 16 * 10 + 8 * 100)}
+    assert cost.flops == 2 * 2 * 2 * 2048 * 256 * 256
+
+
+def test_groups_read_fewer_blocks_if_documents_are_short():
+    assert hlo_cost.read_blocks(8192, 256, 512, None) == 32 * 16
+    counts = [hlo_cost.read_blocks(8192, 256, 512, tokens) for tokens in (100, 2000, 10**6)]
+    assert 32 < counts[0] < counts[1] < counts[2] <= 32 * 16
+
+
 SUBLAYER = """\
 HloModule step, is_scheduled=true
 

@@ -44,11 +44,45 @@ def test_branches_count_as_often_as_they_are_taken(monkeypatch):
         count_cycles(BRANCHES, (1, 1))
 
 
+LOOPS = """
+ 0x10   :  { %1 = vnop }
+ 0x11 LB: > { %v1 = vld [vmem:[%s1] sm:$0xff] } /* Start region 1 */
+ 0x12 LB: >> { %v2 = vadd.f32 %v1, %v1 } /* Start region 2 :: Start region 3 */
+ 0x13   : > { %3 = sbr.rel (!%p6) target = $region2  ;;  %4 = vdelay 4 }
+ 0x14   : >> { %5 = vst [vmem:[%s1] sm:$0xff] /*vst_source=*/%v2 } /* End region 2 */
+ 0x15 LB: >> { %v6 = vadd.f32 %v1, %v1 } /* Start region 4 */
+ 0x16   : >> { %v7 = vadd.f32 %v1, %v1 }
+ 0x17 LB: >>> { %v8 = vadd.f32 %v1, %v1 } /* Start region 5 */
+ 0x18   : >> { %9 = sbr.rel (!%p7) target = $region5 }
+ 0x19   : >>> { %v10 = vadd.f32 %v1, %v1 } /* End region 5 */
+ 0x1a   : > { %11 = sbr.rel (!%p8) target = $region4 }
+ 0x1b   : >> { %12 = vnop } /* End region 4 */
+ 0x1c   : > { %13 = vnop }
+ 0x1d   :  { %14 = sbr.rel (!%p9) target = $region1 }
+ 0x1e   : > { %15 = vnop } /* End region 1 */
+"""
+
+
+def test_each_loop_has_its_own_cycles():
+    # With its branch, and the bundle that is executed after it.
+    assert kernel_cycles.count_loops(LOOPS) == [(0, 4), (1, 3 + 4), (1, 4), (2, 3)]
+    assert kernel_cycles.long_attention_cycles(LOOPS, 1024, is_band=False) == {
+        "program": 4,
+        "tile": 4,  # Two in an iteration of seven cycles.
+        "group": 4,
+        "block": 3,
+    }
+    with pytest.raises(ValueError, match="the loops of the schedule are"):
+        kernel_cycles.long_attention_cycles(LOOPS, 1024, is_band=True)
+
+
 def test_entries_of_kernels_have_the_names_that_the_report_looks_up():
     entries = {kernel_cycles.entry(shape) for shape in kernel_cycles.shapes("v4")}
     assert {
         "512 64 bfloat16 dropout",
         "512 128 bfloat16",  # ALBERT_XLARGE.
+        "long_64_keys512 256 bfloat16 dropout",  # BERT in rows of 2,048 tokens.
+        "long_64_rotary_band256 512 bfloat16",  # ModernBERT's windows.
         "linear 512 768 768 bfloat16 dropout",
         "gelu 256 4096 1024 bfloat16 dropout",
         "gelu_tanh 512 3072 768 bfloat16",  # ALBERT_BASE.
