@@ -130,14 +130,14 @@ def plan_execution(
         remat=execution.remat,
         dtype=execution.dtype,
         tensor_shards=tensor_shards,
-        longest_fast_row=_longest_fast_row(device) if is_wanted else None,
+        longest_fast_row=_longest_fast_row(device, execution.dtype) if is_wanted else None,
     )
 
 
-def _longest_fast_row(device: jax.Device) -> int | None:
+def _longest_fast_row(device: jax.Device, dtype: str) -> int | None:
     from bert_jax.model.tpu_kernels import long_attention_kernel  # Only where kernels run.
 
-    return long_attention_kernel.longest_row(device.device_kind)
+    return long_attention_kernel.longest_row(device.device_kind, dtype)
 
 
 def log_path(plan: ExecutionPlan, config, length: int) -> None:

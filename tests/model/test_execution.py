@@ -118,10 +118,18 @@ def test_fast_path_is_logged_and_so_is_that_its_kernels_are_interpreted(caplog, 
     assert runs == [expected + ", in rows of 512 tokens"] * 2
 
 
-@pytest.mark.parametrize(("kind", "length"), [("TPU v3", 512), ("TPU v4", 2048), ("TPU v5", 8192)])
-def test_the_fast_path_ends_where_rows_do_not_fit_on_the_device(kind, length):
+@pytest.mark.parametrize(
+    ("kind", "dtype", "length"),
+    [
+        ("TPU v3", "bfloat16", 512),
+        ("TPU v4", "bfloat16", 2048),
+        ("TPU v4", "float32", 512),
+        ("TPU v5", "float32", 8192),
+    ],
+)
+def test_the_fast_path_ends_where_rows_do_not_fit_on_the_device(kind, dtype, length):
     device = types.SimpleNamespace(platform="tpu", device_kind=kind)
-    plan = plan_execution(Execution(), device)
+    plan = plan_execution(Execution(dtype=dtype), device)
     assert plan.path(BertConfig(), length) == "fast"
     assert plan.path(BertConfig(), length + 1) == "scan"
     assert f"longer than {length}" in plan.why_not_fast(BertConfig(), length + 1)

@@ -31,23 +31,29 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import AttentionDropout, random_bits
 from bert_jax.model.tpu_kernels import attention_kernel
 from bert_jax.model.tpu_kernels.attention_kernel import KEY, QUERY, VALUE
-from bert_jax.model.tpu_kernels.blocks import LANES, BlockedArray, dot, kernel_name
+from bert_jax.model.tpu_kernels.blocks import (
+    LANES,
+    BlockedArray,
+    dot,
+    kernel_name,
+    needs_float32,
+)
 
 # Chosen by compiled cycles, in docs/log/2026-11-modernbert.md.
 QUERIES, KEYS = 256, 512  # Of one head, in a product.
 BAND_GROUP = 512  # Queries that are computed together, with a window.
 MAX_LENGTH = 8192
-# What fits into the on-chip memory of v4, in bfloat16; kernels on v2 and v3 cannot multiply it.
-SHORT_ROWS = attention_kernel.MAX_LENGTH
-LONGEST_ROWS = {"TPU v2": SHORT_ROWS, "TPU v3": SHORT_ROWS, "TPU v4": 2048}
+V4_LENGTH = 2048  # What fits into the on-chip memory of v4, in bfloat16.
 MAX_BAND = 4  # Tiles of keys around a tile of queries.
 DEFAULT_BYTES, SPILLED_BYTES = 16 * 2**20, 4 * 2**20  # Of on-chip memory.
 LOWEST = -1e30  # The score of a key that a query does not see.
 
 
-def longest_row(device_kind: str) -> int | None:
+def longest_row(device_kind: str, dtype: str) -> int | None:
     """Returns the length of the longest rows that fit on a device; None: up to MAX_LENGTH."""
-    return LONGEST_ROWS.get(device_kind)
+    if needs_float32(device_kind) or (device_kind == "TPU v4" and dtype == "float32"):
+        return attention_kernel.MAX_LENGTH
+    return V4_LENGTH if device_kind == "TPU v4" else None
 
 
 def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
