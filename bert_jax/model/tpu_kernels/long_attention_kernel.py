@@ -595,6 +595,7 @@ def _backward_kernel(
                 dscores = probabilities * (_drop(dweights, is_dropped) - mean)
                 dscores = dscores.astype(dtype)
                 weights = _drop(probabilities, is_dropped).astype(dtype)
+                # The sums are transposed: a product with 64 columns takes as long as one with 128.
                 query, dout = transposed[unit.n]
                 for head, (lanes, part) in zip(
                     unit.heads, _by_head(options, unit, weights), strict=True
@@ -631,7 +632,7 @@ def _backward_kernel(
     zeros = jnp.zeros((1, LANES))
     dquery_sum = lax.fori_loop(0, length // options.group, group, zeros)
 
-    def finish(tile, sums=(zeros, zeros)):
+    def finish(tile, sums):
         dkey_sum, dvalue_sum = sums
         positions = _positions(tile)
         # The query had a factor of log2(e).
