@@ -104,12 +104,12 @@ def run_encoder_layers(
     """
 
     def layer(params, x, shared, dropout, saved):
-        sequence_ids, _ = shared
-        return encoder_layer(config, params, x, sequence_ids, dropout, saved)
+        visible, _ = shared
+        return encoder_layer(config, params, x, visible, dropout, saved)
 
     def last_layer(params, x, shared, dropout, saved):
-        sequence_ids, positions = shared
-        return encoder_layer(config, params, x, sequence_ids, dropout, saved, positions)
+        visible, positions = shared
+        return encoder_layer(config, params, x, visible, dropout, saved, positions)
 
     saves = checkpoint is None
     if not saves:
@@ -119,11 +119,23 @@ def run_encoder_layers(
         saves,
         fuse_projections(params),
         x,
-        (mask.sequence_ids, positions),
+        (_visible(mask), positions),
         dropout,
         last_layer if positions is not None else None,
         config.num_layers // config.num_stacked_layers,
     )
+
+
+class Visible(NamedTuple):
+    """Which positions attend to which others: their sequences, and what long rows need of them."""
+
+    sequence_ids: jax.Array  # int32 [B, L]
+    prepared: long_attention_kernel.Prepared | None
+
+
+def _visible(mask: AttentionMask) -> Visible:
+    is_long = _kernels(mask.sequence_ids.shape[1]) is long_attention_kernel
+    return Visible(mask.sequence_ids, long_attention_kernel.prepare(mask) if is_long else None)
 
 
 @jax.named_scope("layer")  # So that the names of its parts are whole in profiles.
@@ -131,7 +143,7 @@ def encoder_layer(
     config: BertConfig,
     params: dict,
     x: jax.Array,
-    sequence_ids: jax.Array,
+    visible: Visible,
     dropout: LayerDropout,
     saved: SavedActivations | None = None,
     positions: jax.Array | None = None,
@@ -144,7 +156,13 @@ def encoder_layer(
     with jax.named_scope(FUSED):
         projections = dense_product(x, fused["kernel"], fsdp_axis=0)
     context = kernel_attention(
-        projections, fused["bias"], sequence_ids, config, dropout.get("attention"), saved
+        projections,
+        fused["bias"],
+        visible.sequence_ids,
+        config,
+        dropout.get("attention"),
+        saved,
+        visible.prepared,
     )
     if positions is None and uses_sublayer_kernel(config, x.dtype, x.size // x.shape[-1]):
         return _finish_in_kernels(config, params, x, context, dropout, saved)
@@ -220,6 +238,7 @@ def kernel_attention(
     config: BertConfig,
     dropout: AttentionDropout | None = None,
     saved: SavedActivations | None = None,
+    prepared: long_attention_kernel.Prepared | None = None,
 ) -> jax.Array:
     """Computes `attention` in the TPU kernel, of interleaved `projections` and their `bias`.
 
@@ -230,24 +249,36 @@ def kernel_attention(
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
     options = {"head_dim": head_dim, "causal": config.causal}
     options["interpret"] = device.platform != "tpu"
+    more_inputs = (prepared,)
     if _kernels(length) is attention_kernel:
         options["float32_blocks"] = needs_float32(device.device_kind)
+        more_inputs = ()
     kernel = functools.partial(_kernels(length).attention, **options)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
         layers = P(None, *rows)
-        specs = rows, P("tensor"), P("fsdp"), dropout_specs, layers, P()
+        specs = (
+            rows,
+            P("tensor"),
+            P("fsdp"),
+            dropout_specs,
+            layers,
+            P(),
+            *(P("fsdp") for _ in more_inputs),
+        )
         # Unchecked: kernels do not declare over which axes their outputs vary.
         kernel = jax.shard_map(
             kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
     if not saved or length % LANES:  # Then the kernel pads.
-        context, _ = kernel(projections, bias, sequence_ids, dropout, None, 0)
+        context, _ = kernel(projections, bias, sequence_ids, dropout, None, 0, *more_inputs)
         return saved.save("context", context) if saved else context
     context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
     arrays = [saved.array("projections", projections), saved.array("context", context)]
-    context, arrays = kernel(projections, bias, sequence_ids, dropout, arrays, saved.index)
+    context, arrays = kernel(
+        projections, bias, sequence_ids, dropout, arrays, saved.index, *more_inputs
+    )
     saved.arrays |= zip(("projections", "context"), arrays, strict=True)
     saved.values["context"] = context
     return context

@@ -97,6 +97,20 @@ class _Spans(NamedTuple):
     end: jax.Array
 
 
+class Prepared(NamedTuple):
+    """What the kernels read of a mask and of a rotation; `prepare` computes it once for all layers.
+
+    Attributes:
+      bounds: int32 `[batch, tiles, 2, LANES]`: a query's first key, and their number.
+      spans: of each group of queries.
+      rotation: float32 `[batch, tiles, head_dim, LANES]`, cosines, then sines; or None.
+    """
+
+    bounds: jax.Array
+    spans: _Spans
+    rotation: jax.Array | None
+
+
 class _Program(NamedTuple):
     """What a program reads: its row, its block of lanes, the inputs and the spans of all rows."""
 
@@ -151,6 +165,7 @@ def long_attention_in_stack(
     mask: AttentionMask,
     dropout: AttentionDropout | None = None,
     rotation: tuple[jax.Array, jax.Array] | None = None,
+    prepared: Prepared | None = None,
     *,
     head_dim: int,
     interpret: bool = False,
@@ -159,18 +174,16 @@ def long_attention_in_stack(
 
     `saved` are two arrays `[layers, ...]`, which it returns: the kernels read and write them there,
     so that a loop over layers copies nothing. None: arrays of one layer. The length must be a
-    multiple of 128, if they are given.
+    multiple of 128, if they are given. `prepared` is what `prepare` returns for mask and rotation;
+    None: computed here.
     """
     if mask.is_global is not None or mask.ranks is not None:
         raise ValueError("the kernel for long rows knows no global positions and no ranks")
     batch, length, width = projections.shape
     if padding := -length % LANES:  # Otherwise these stay inputs, which a loop does not save.
         end = (0, padding)
-        ids = jnp.pad(mask.sequence_ids, ((0, 0), end), constant_values=-1)
-        mask = dataclasses.replace(mask, sequence_ids=ids)
+        mask, rotation = _padded(mask, rotation)
         projections = jnp.pad(projections, ((0, 0), end, (0, 0)))
-        if rotation is not None:
-            rotation = tuple(jnp.pad(x, ((0, 0), end, (0, 0))) for x in rotation)
         if dropout is not None:
             words = jnp.pad(dropout.words, ((0, 0), (0, 0), (0, 0), end))
             key_words = jnp.pad(dropout.key_words, ((0, 0), end))
@@ -180,8 +193,40 @@ def long_attention_in_stack(
         lax.empty((1, batch, length + padding, size), projections.dtype)
         for size in (width, width // 3)
     ]
-    context, saved = _attention(options, saved, layer, mask, dropout, rotation, projections, bias)
+    context, saved = _attention(
+        options, saved, layer, (mask, rotation, prepared), dropout, projections, bias
+    )
     return context[:, :length], saved
+
+
+def _padded(mask: AttentionMask, rotation):
+    """Returns both for rows of whole tiles."""
+    padding = -mask.sequence_ids.shape[1] % LANES
+    if not padding:
+        return mask, rotation
+    ids = jnp.pad(mask.sequence_ids, ((0, 0), (0, padding)), constant_values=-1)
+    if rotation is not None:
+        rotation = tuple(jnp.pad(x, ((0, 0), (0, padding), (0, 0))) for x in rotation)
+    return dataclasses.replace(mask, sequence_ids=ids), rotation
+
+
+def prepare(mask: AttentionMask, rotation: tuple[jax.Array, jax.Array] | None = None) -> Prepared:
+    """Returns what the kernels read of a mask and of a rotation, for a loop over layers.
+
+    Within the loop, the compiler would compute it in each layer.
+    """
+    mask, rotation = _padded(mask, rotation)
+    bounds, spans = _visible(mask)
+    table = None
+    if rotation is not None:
+        table = jnp.concatenate(rotation, axis=-1).astype(jnp.float32)
+        table = _by_tiles(jnp.swapaxes(table, 1, 2), 1)
+    return Prepared(_by_tiles(bounds, 1), spans, table)
+
+
+def _by_tiles(x: jax.Array, axis: int) -> jax.Array:
+    """Moves tiles of LANES positions, the last axis, to `axis`."""
+    return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, LANES), -2, axis)
 
 
 def attention(
@@ -191,6 +236,7 @@ def attention(
     dropout: AttentionDropout | None = None,
     saved: list[jax.Array] | None = None,
     layer: int | jax.Array = 0,
+    prepared: Prepared | None = None,
     *,
     head_dim: int,
     causal: bool = False,
@@ -198,8 +244,17 @@ def attention(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Computes `long_attention_in_stack` with the arguments of `attention_kernel.attention`."""
     mask = AttentionMask(sequence_ids, causal)
-    options = {"head_dim": head_dim, "interpret": interpret}
-    return long_attention_in_stack(saved, layer, projections, bias, mask, dropout, **options)
+    return long_attention_in_stack(
+        saved,
+        layer,
+        projections,
+        bias,
+        mask,
+        dropout,
+        prepared=prepared,
+        head_dim=head_dim,
+        interpret=interpret,
+    )
 
 
 def make_options(
@@ -224,7 +279,7 @@ def _largest_divisor(size: int, limit: int) -> int:
     return next(n for n in range(limit, 0, -LANES) if size % n == 0)
 
 
-def _visible(options: Options, mask: AttentionMask) -> tuple[jax.Array, _Spans]:
+def _visible(mask: AttentionMask) -> tuple[jax.Array, _Spans]:
     """Returns the bounds of `_Inputs`, int32 `[batch, 2, length]`, and the spans of each group."""
     ids = mask.sequence_ids
     batch, length = ids.shape
@@ -240,6 +295,7 @@ def _visible(options: Options, mask: AttentionMask) -> tuple[jax.Array, _Spans]:
     if mask.causal:
         end = jnp.minimum(end, position + 1)
     bounds = jnp.stack([first, end - first], axis=1).astype(jnp.int32)
+    options = make_options(length, mask.window, LANES, has_dropout=False)
     groups, keys = (batch, -1, options.group), options.keys
     spans = _Spans(
         jnp.min(first.reshape(groups), axis=-1) // keys,
@@ -249,11 +305,11 @@ def _visible(options: Options, mask: AttentionMask) -> tuple[jax.Array, _Spans]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(options, saved, layer, mask, dropout, rotation, projections, bias):
-    return _attention_forward(options, saved, layer, mask, dropout, rotation, projections, bias)[0]
+def _attention(options, saved, layer, visible, dropout, projections, bias):
+    return _attention_forward(options, saved, layer, visible, dropout, projections, bias)[0]
 
 
-def _attention_forward(options, saved, layer, mask, dropout, rotation, projections, bias):
+def _attention_forward(options, saved, layer, visible, dropout, projections, bias):
     saved_projections, saved_context = saved
     saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
     dtype = projections.dtype
@@ -262,7 +318,7 @@ def _attention_forward(options, saved, layer, mask, dropout, rotation, projectio
         _forward_kernel,
         options,
         layer,
-        *_prepare(options, mask, dropout, rotation, saved_projections, bias),
+        *_kernel_inputs(visible, dropout, saved_projections, bias),
         # Not read: it is the memory of the output. pallas_call needs a block for it nevertheless.
         given=[(pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0)), saved_context)],
         outputs=[arrays.saved_context, arrays.log_sum],
@@ -271,11 +327,11 @@ def _attention_forward(options, saved, layer, mask, dropout, rotation, projectio
     )
     context = lax.dynamic_index_in_dim(saved_context, layer, 0, keepdims=False)
     saved = [saved_projections, saved_context]
-    return (context, saved), (saved, layer, mask, dropout, rotation, bias, log_sum)
+    return (context, saved), (saved, layer, visible, dropout, bias, log_sum)
 
 
 def _attention_backward(options, residuals, gradients):
-    (saved_projections, saved_context), layer, mask, dropout, rotation, bias, log_sum = residuals
+    (saved_projections, saved_context), layer, visible, dropout, bias, log_sum = residuals
     dtype = saved_projections.dtype
     arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
     dcontext, _ = gradients
@@ -283,7 +339,7 @@ def _attention_backward(options, residuals, gradients):
         _backward_kernel,
         options,
         layer,
-        *_prepare(options, mask, dropout, rotation, saved_projections, bias),
+        *_kernel_inputs(visible, dropout, saved_projections, bias),
         given=[
             (arrays.saved_context.spec, saved_context),
             (arrays.log_sum.spec, log_sum),
@@ -295,35 +351,30 @@ def _attention_backward(options, residuals, gradients):
     dprojections, dbias = results[0], None
     if bias is not None:
         dbias = jnp.sum(results[1], (0, 1)).astype(bias.dtype)
-    return None, None, None, None, None, dprojections, dbias
+    return None, None, None, None, dprojections, dbias
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _prepare(
-    options: Options, mask, dropout, rotation, saved_projections, bias
-) -> tuple[_Spans, _Inputs]:
-    """Returns what both kernels read."""
+def _kernel_inputs(visible, dropout, saved_projections, bias) -> tuple[_Spans, _Inputs]:
+    """Returns what both kernels read. `visible` are the mask, the rotation and both `Prepared`.
 
-    def by_tiles(x, axis):
-        return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, LANES), -2, axis)
-
-    bounds, spans = _visible(options, mask)
+    What is not prepared is computed again for the gradient, and not saved in each layer.
+    """
+    mask, rotation, prepared = visible
+    prepared = prepared or prepare(mask, rotation)
     if bias is not None:
         bias = bias.astype(saved_projections.dtype).astype(jnp.float32)[None]
-    inputs = _Inputs(saved_projections, by_tiles(bounds, 1), jnp.ones((1, 1)), bias)
-    if rotation is not None:
-        table = jnp.concatenate(rotation, axis=-1).astype(jnp.float32)
-        inputs = inputs._replace(rotation=by_tiles(jnp.swapaxes(table, 1, 2), 1))
+    inputs = _Inputs(saved_projections, prepared.bounds, jnp.ones((1, 1)), bias, prepared.rotation)
     if dropout is not None:
         inputs = inputs._replace(
             scale=dropout.scale.reshape(1, 1),
-            query_words=by_tiles(dropout.words, 2),
-            key_words=by_tiles(dropout.key_words, 0),
+            query_words=_by_tiles(dropout.words, 2),
+            key_words=_by_tiles(dropout.key_words, 0),
             threshold=dropout.threshold.reshape(1, 1),
         )
-    return spans, inputs
+    return prepared.spans, inputs
 
 
 class _Arrays(NamedTuple):

@@ -146,12 +146,14 @@ def test_fast_path_works_under_vmap_with_a_rate_for_each_trial():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
-def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(sizes):
+@pytest.mark.parametrize(
+    ("sizes", "length"), [((2, 2, 2), LENGTH), ((1, 4, 2), LENGTH), ((2, 2, 2), 640)], ids=str
+)
+def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(sizes, length):
     def gradients(plan, params, batch):
         return outputs_and_gradients(CONFIG, plan, params, batch)[1]
 
-    params, batch = make_params(), make_batch()
+    params, batch = make_params(), make_batch(length)
     expected = gradients(PLAIN, params, batch)
     mesh = make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
     shardings = infer_shardings(params, mesh, RULES)
