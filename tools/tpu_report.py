@@ -138,7 +138,8 @@ def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
         tokenizer = phases[0].train.tokenizer
     else:
         phases = compilation.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
-        tokenizer = compilation.released_tokenizer(config.model.get("family"))
+        family = config.model.get("family") or config.model.architecture
+        tokenizer = compilation.released_tokenizer(family)
     return {"all": phases, "first": phases[:1], "last": phases[-1:]}[PHASES.value], tokenizer
 
 

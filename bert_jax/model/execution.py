@@ -207,8 +207,8 @@ class StepParameters:
             for path, config in encoders.items()
             if plan.path(config, length) == "fast"
         }
-        # The three matrices have the same sharding.
-        self.shardings = self._fuse(shardings, join=lambda query, key, value: query)
+        # Matrices that are fused have the same sharding.
+        self.shardings = self._fuse(shardings, join=lambda first, *others: first)
 
         def spec(path, sharding: NamedSharding) -> P:
             axes = data_axes(sharding)

@@ -176,11 +176,22 @@ class _Stack(NamedTuple):
     owners: Mapping[tuple[str, ...], Sequence[int]]
 
 
-class _LayerVariables(NamedTuple):
+class LayerVariables(NamedTuple):
     """The parameters and the dropout of one layer."""
 
     params: dict
     dropout: LayerDropout
+
+
+def split_by_place(
+    config, params: dict, dropout: LayerDropout, groups: Sequence[LayerGroup]
+) -> list[list[LayerVariables]]:
+    """Returns, for each group and each layer of its period, the stacks over its repeats."""
+    places = []
+    for group, stack in zip(groups, _split(config, params, dropout, groups), strict=True):
+        arrays = jax.tree.map(functools.partial(_split_axis, group.repeats), stack.arrays)
+        places.append(_unstack(stack._replace(arrays=arrays), len(group.period), axis=1))
+    return places
 
 
 def _split(
@@ -226,16 +237,16 @@ def layers_with(config) -> dict[tuple[str, ...], tuple[int, ...]]:
     return found
 
 
-def _unstack(stack: _Stack, num_layers: int) -> list[_LayerVariables]:
+def _unstack(stack: _Stack, num_layers: int, axis: int = 0) -> list[LayerVariables]:
     """Returns the variables of each layer of a period; the gradients of all are stacked once."""
     kinds = {"params": [{} for _ in range(num_layers)], "dropout": [{} for _ in range(num_layers)]}
     for (kind, *path), tree in stack.arrays.items():
         leaves, structure = jax.tree.flatten(tree)
-        parts = zip(*map(jnp.unstack, leaves), strict=True)
+        parts = zip(*(jnp.unstack(leaf, axis=axis) for leaf in leaves), strict=True)
         for layer, part in zip(stack.owners[(kind, *path)], parts, strict=True):
             kinds[kind][layer][tuple(path)] = structure.unflatten(part)
     return [
-        _LayerVariables(unflatten_dict(params), unflatten_dict(dropout))
+        LayerVariables(unflatten_dict(params), unflatten_dict(dropout))
         for params, dropout in zip(*kinds.values(), strict=True)
     ]
 
@@ -258,11 +269,14 @@ def _run_group(
     if not is_loop:
         return run_period(x, stack.arrays)
 
-    def split_axis(leaf):
-        return leaf.reshape(group.repeats, -1, *leaf.shape[1:])
-
-    x, outputs = jax.lax.scan(run_period, x, jax.tree.map(split_axis, stack.arrays))
+    split = functools.partial(_split_axis, group.repeats)
+    x, outputs = jax.lax.scan(run_period, x, jax.tree.map(split, stack.arrays))
     return x, outputs.reshape(-1, *outputs.shape[2:]) if keeps_outputs else None
+
+
+def _split_axis(repeats: int, leaf: jax.Array) -> jax.Array:
+    """Splits the axis of the layers of a group into its repeats, and the layers of a period."""
+    return leaf.reshape(repeats, -1, *leaf.shape[1:])
 
 
 def _layer_function(
@@ -277,7 +291,7 @@ def _layer_function(
     With positions, it returns the hidden states there.
     """
 
-    def run(x, own: _LayerVariables):
+    def run(x, own: LayerVariables):
         variables = {"params": gather_data(own.params, jax.tree.leaves(x)[0].dtype)}
         if positions is None:
             return layer.apply(variables, x, inputs, own.dropout)

@@ -116,10 +116,11 @@ def kl_divergence(logits: jax.Array, teacher_logits: jax.Array, temperature: flo
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def layer_norm(x, scale, bias, epsilon: float, dtype) -> jax.Array:
     """Normalizes the last axis in float32; saves `x`, mean and 1 / std for the gradient."""
-    return _layer_norm_forward(x, scale, bias, epsilon, dtype)[0]
+    return layer_norm_forward(x, scale, bias, epsilon, dtype)[0]
 
 
-def _layer_norm_forward(x, scale, bias, epsilon, dtype):
+def layer_norm_forward(x, scale, bias, epsilon, dtype):
+    """Returns the result of `layer_norm`, and what `layer_norm_backward` reads."""
     y = x.astype(jnp.float32)
     mean = jnp.mean(y, axis=-1, keepdims=True)
     centered = y - mean
@@ -131,7 +132,8 @@ def _layer_norm_forward(x, scale, bias, epsilon, dtype):
     return (centered * (inverse_std * scale) + bias).astype(dtype), (x, scale, mean, inverse_std)
 
 
-def _layer_norm_backward(epsilon, dtype, residuals, dy):
+def layer_norm_backward(epsilon, dtype, residuals, dy):
+    """Returns the gradients of `x`, scale and bias."""
     x, scale, mean, inverse_std = residuals
     normalized = (x.astype(jnp.float32) - mean) * inverse_std
     dy = dy.astype(jnp.float32)
@@ -143,7 +145,7 @@ def _layer_norm_backward(epsilon, dtype, residuals, dy):
     return (dx * inverse_std).astype(x.dtype), dscale, dbias
 
 
-layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+layer_norm.defvjp(layer_norm_forward, layer_norm_backward)
 
 
 def dense_product(x: jax.Array, matrix: jax.Array, fsdp_axis: int) -> jax.Array:

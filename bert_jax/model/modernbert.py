@@ -441,6 +441,7 @@ def norm(config: ModernBertConfig, dtype: str | None = None, name: str | None = 
 
 # What follows is the same for each architecture's file; see model/architecture.py.
 Config, LmHead = ModernBertConfig, MaskedLmHead
+FAST_PATH = "bert_jax.model.tpu_kernels.modernbert_layer"
 
 # Which axes of the mesh shard a parameter: the first regular expression that is found in its path
 # decides. "mlm" is MaskedLmHead, "nsp" PairHead, and "layers" all encoder layers, stacked on axis

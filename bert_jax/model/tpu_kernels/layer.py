@@ -58,16 +58,23 @@ def fuse_projections(
     Joins the `leaves` of queries, keys and values, unless they are joined already. One product of
     three times the size is faster than three, most of all for the gradient of their common input.
     """
-    fused, result = dict(layers.get(FUSED, {})), dict(layers)
+    return fuse_dense(layers, PROJECTIONS, FUSED, leaves, join)
+
+
+def fuse_dense(
+    layers: dict, names: tuple[str, ...], name: str, leaves: tuple[str, ...], join: Callable
+) -> dict:
+    """Returns the parameters of layers with the `leaves` of dense layers `names` in one, `name`."""
+    fused, result = dict(layers.get(name, {})), dict(layers)
     for leaf in leaves:
-        parts = [layers[name][leaf] for name in PROJECTIONS if leaf in layers.get(name, {})]
+        parts = [layers[part][leaf] for part in names if leaf in layers.get(part, {})]
         if parts:
             fused[leaf] = join(*parts)
-    for name in PROJECTIONS:
-        kept = {leaf: x for leaf, x in result.pop(name, {}).items() if leaf not in leaves}
+    for part in names:
+        kept = {leaf: x for leaf, x in result.pop(part, {}).items() if leaf not in leaves}
         if kept:
-            result[name] = kept
-    return result | {FUSED: fused}
+            result[part] = kept
+    return result | {name: fused}
 
 
 def why_unsupported(config: BertConfig, length: int, tensor_shards: int) -> str:
@@ -288,7 +295,7 @@ def uses_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> bool:
     """Returns whether `sublayer_output` computes the states of `num_tokens`; logs why not, once."""
     reason = why_no_sublayer_kernel(config, dtype, num_tokens)
     if reason:
-        _log_refusal(reason)
+        log_refusal(reason)
     return not reason
 
 
@@ -313,7 +320,7 @@ def why_no_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> str:
 
 
 @functools.cache  # Once for each reason.
-def _log_refusal(reason: str) -> None:
+def log_refusal(reason: str) -> None:
     logging.info("Layers run without the kernel for the outputs of sublayers: %s", reason)
 
 

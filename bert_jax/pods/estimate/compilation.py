@@ -35,7 +35,7 @@ os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")  # Required by libtpu, but
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 # Sizes of the released English vocabularies that differ from BERT's.
-VOCAB_SIZES = {"roberta": 50265, "albert": 30000}
+VOCAB_SIZES = {"roberta": 50265, "albert": 30000, "modernbert": 50368}
 
 
 def released_tokenizer(family: str | None) -> types.SimpleNamespace:

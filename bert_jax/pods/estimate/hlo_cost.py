@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.model.tpu_kernels import attention_kernel, sublayer_kernel
+from bert_jax.model.tpu_kernels import attention_kernel, gated_kernel, sublayer_kernel
 from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.estimate.hlo_text import (
     Computations,
@@ -41,7 +41,7 @@ MODEL_PARTS = (
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
     ("heads", r"/(mlm|nsp|sbo|pooler|discriminator|projection)\b|/encoder\.pool\b"),
-    ("sublayer output", r"/sublayer/"),
+    ("sublayer output", r"/(sublayer|gated_output)/"),
     (
         "attention",
         r"/(query|key|value|query_key_value|attention_output|attention)/|/b\w+,b\w+->",
@@ -261,6 +261,12 @@ def kernel_cost(
         programs = math.prod(batch) * num_tokens / tokens
         sizes = f"{variant} {tokens} {inner} {hidden}"
         kernel_flops = 2.0 * math.prod(batch) * num_tokens * inner * hidden
+    elif variant.startswith("gated_"):
+        (bits, (_, num_tokens, _)), (_, (inner, hidden)) = operands[1], operands[-1]
+        tokens = gated_kernel.block_size(num_tokens, inner, hidden, DTYPES[bits])
+        programs = num_tokens / tokens
+        sizes = f"{variant} {tokens} {inner} {hidden}"
+        kernel_flops = 2.0 * num_tokens * inner * hidden
     elif variant.startswith("long_"):
         (_, (*batch, groups)), (bits, (*_, length, width)) = operands[1], operands[3]
         group, hidden = length // groups, width // 3

@@ -28,6 +28,7 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout
 from bert_jax.model.tpu_kernels import (
     attention_kernel,
+    gated_kernel,
     long_attention_kernel,
     sublayer_kernel,
 )
@@ -53,13 +54,15 @@ LARGE_HEADS = (512, 128)
 # Longer rows have the loops of the kernel for 2,048 tokens. With a window, those for 1,024, too.
 LONG_LENGTHS = (1024, 2048)
 WINDOW = 64  # Of ModernBERT, on each side.
+GATED = (4096, 1152, 768)  # Tokens, inner and hidden size of the gated network of ModernBERT-base.
 
 
 class Shape(NamedTuple):
     """What a kernel is compiled for.
 
     `sizes` are the length of rows and the size of a head, for attention; or tokens, inner and
-    hidden size, for the output of a sublayer with an `activation`, if there is one.
+    hidden size, for the output of a sublayer with an `activation`, if there is one, or of a gated
+    network.
     """
 
     has_dropout: bool
@@ -68,14 +71,15 @@ class Shape(NamedTuple):
     activation: str | None = None
     rotates: bool = False  # Only in long rows.
     window: int | None = None
+    is_gated: bool = False
 
     @property
     def is_long(self) -> bool:
-        return not self.is_sublayer and self.sizes[0] > attention_kernel.MAX_LENGTH
+        return len(self.sizes) == 2 and self.sizes[0] > attention_kernel.MAX_LENGTH
 
     @property
     def is_sublayer(self) -> bool:
-        return len(self.sizes) == 3
+        return len(self.sizes) == 3 and not self.is_gated
 
 
 def shapes(chip: str) -> list[Shape]:
@@ -94,6 +98,7 @@ def shapes(chip: str) -> list[Shape]:
             for activation in activations(*sizes)
             if sublayer_kernel.block_sizes(*sizes, dtype)
         ]
+        found.append(Shape(False, "bfloat16", GATED, "gelu", is_gated=True))
     return list({entry(shape): shape for shape in found}.values())
 
 
@@ -106,7 +111,7 @@ def activations(tokens: int, inner: int, hidden: int) -> tuple[str | None, ...]:
 
 def compile_kernels(chip: str, shape: Shape) -> None:
     """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
-    has_dropout, dtype, sizes, activation, rotates, window = shape
+    has_dropout, dtype, sizes, activation, rotates, window, _ = shape
     mesh = make_mesh(devices=[compilation.describe_device(chip)])
     sharding = NamedSharding(mesh, P())
 
@@ -143,6 +148,19 @@ def compile_kernels(chip: str, shape: Shape) -> None:
             y, _, _ = sublayer_kernel.sublayer(options, stacks, 0, dropout, inputs, x, params)
             return jnp.sum(y.astype(jnp.float32))
 
+    elif shape.is_gated:
+        tokens, inner, hidden = sizes
+        inputs, x = (abstract(tokens, size, dtype=dtype) for size in (2 * inner, hidden))
+        stacks = gated_kernel.Stacks(
+            *(abstract(1, *each.shape, dtype=dtype) for each in (inputs, x, x))
+        )
+        arguments = inputs, x, abstract(inner, hidden, dtype=dtype), stacks
+
+        def loss(inputs, x, matrix, stacks):
+            options = gated_kernel.Options(activation)
+            y, _ = gated_kernel.gated_output(options, stacks, 0, inputs, x, matrix)
+            return jnp.sum(y.astype(jnp.float32))
+
     else:
         length, head_dim = sizes
         batch, num_pairs = max(2 * attention_kernel.MAX_LENGTH // length, 2), 256 // head_dim // 2
@@ -176,7 +194,7 @@ def compile_kernels(chip: str, shape: Shape) -> None:
 
     # Unchecked: kernels do not declare over which axes their outputs vary.
     gradients = jax.shard_map(
-        jax.grad(loss, (0, 1)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+        jax.value_and_grad(loss, (0, 1)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
     )
     jax.jit(gradients).lower(*arguments).compile()
 
@@ -304,6 +322,10 @@ def entry(shape: Shape) -> str:
         block, _ = sublayer_kernel.block_sizes(*shape.sizes, shape.dtype)
         _, inner, hidden = shape.sizes
         name = f"{shape.activation or 'linear'} {block} {inner} {hidden}"
+    elif shape.is_gated:
+        block = gated_kernel.block_size(*shape.sizes, shape.dtype)
+        _, inner, hidden = shape.sizes
+        name = f"gated_{shape.activation} {block} {inner} {hidden}"
     elif shape.is_long:
         length, head_dim = shape.sizes
         options = long_attention_kernel.make_options(

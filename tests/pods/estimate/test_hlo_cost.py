@@ -465,6 +465,28 @@ def test_kernel_of_a_sublayer_costs_what_its_table_says_for_blocks_of_tokens(tmp
         hlo_cost.step_cost(SUBLAYER, "v5e")
 
 
+def test_kernel_of_gated_output_costs_what_its_table_says(tmp_path, monkeypatch):
+    table = tmp_path / "kernels.json"
+    table.write_text('{"v4": {"gated_gelu 256 1152 768 bfloat16": {"backward": 1000}}}')
+    monkeypatch.setattr(hlo_cost, "KERNEL_TABLE", table)
+    text = """
+HloModule step, is_scheduled=true
+
+ENTRY %main (inputs: bf16[12,4096,2304]) -> bf16[4096,2304] {
+  %layer = s32[1] parameter(0)
+  %inputs = bf16[12,4096,2304]{2,1,0} parameter(1)
+  %dy = bf16[4096,768]{1,0} parameter(2)
+  %matrix = bf16[1152,768]{1,0} parameter(3)
+  ROOT %backward_kernel.1 = (bf16[4096,2304]{1,0}, bf16[4096,1152]{1,0}) \
+custom-call(%layer, %inputs, %dy, %matrix), custom_call_target="tpu_custom_call", \
+metadata={op_name="jit(step)/transpose(jvp())/gated_output/backward_kernel_gated_gelu/pallas_call"}
+}
+"""
+    cost = hlo_cost.step_cost(text, "v4")
+    assert cost.cycles == {("sublayer output kernel", "backward"): 16 * 1000 / 2}
+    assert cost.flops == 2 * 4096 * 1152 * 768
+
+
 def test_the_table_has_the_kernels_of_every_chip():
     table = json.loads(hlo_cost.KERNEL_TABLE.read_text())
     assert table.keys() == CHIPS.keys()
