@@ -66,8 +66,12 @@ def outputs_and_gradients(config, plan, rate, params, x, dy, inputs, positions):
     ("fields", "plan", "rate", "num_positions"),
     [
         ({}, FAST, 0.0, 9),  # With the kernel for GeGLU.
-        ({}, FAST, 0.1, None),
-        ({"attention_bias": True, "feed_forward_bias": True, "norm_bias": True}, FAST, 0.0, 9),
+        (
+            {"attention_bias": True, "feed_forward_bias": True, "norm_bias": True},
+            FAST,
+            0.1,
+            None,
+        ),
         pytest.param(
             {"attention_pattern": "lg", "causal": True}, FAST, 0.1, None, marks=pytest.mark.slow
         ),
