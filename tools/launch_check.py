@@ -14,7 +14,6 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.finetuning import finetune_fields
 from bert_jax.pods.estimate import compilation
 from bert_jax.runtime.command_line import describe_error, parse_flags
@@ -22,7 +21,13 @@ from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import complete, known_fields
-from bert_jax.training.phases import check_has_corpus, check_numbers, phase_configs, prefix_of
+from bert_jax.training.phases import (
+    check_has_corpus,
+    check_numbers,
+    corpus_weights,
+    phase_configs,
+    prefix_of,
+)
 from bert_jax.training.pretrain_setup import setup_pretraining
 
 
@@ -31,22 +36,22 @@ def check_paths(config: ConfigDict) -> None:
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     if os.path.isabs(file) or file.startswith(".."):
         raise ValueError(f"--config={file}: expected a path relative to the repository")
-    paths = {"workdir": flags.FLAGS.workdir}
+    paths = [("workdir", flags.FLAGS.workdir)]
     prefix, run = ("config.base", config.base) if "base" in config else ("config", config)
     if "task" in run:
         names = ("train", "dev", "test", "passages", "directory", "data_dir")
-        paths |= {f"{prefix}.data.{name}": run.data.get(name) for name in names}
-        paths[f"{prefix}.teacher"] = run.teacher
+        paths += [(f"{prefix}.data.{name}", run.data.get(name)) for name in names]
+        paths.append((f"{prefix}.teacher", run.teacher))
     else:
-        for name, phase in phases_of(config).items():
-            if phase.num_steps:
-                prefix = prefix_of(name)
-                paths[f"{prefix}corpus"] = phase.corpus
-                paths |= {f"{prefix}mixture": path for path, _ in phase.mixture or ()}
-        paths["config.distillation.teacher"] = config.distillation.teacher
-    paths[f"{prefix}.init_from"] = run.init_from
-    paths = {n: path for n, path in paths.items() if path and not path.startswith("tfds:")}
-    for name, path in paths.items():
+        for name, phase in phase_configs(config).items():
+            corpus, *others = corpus_weights(name, phase)
+            paths.append((f"{prefix_of(name)}corpus", corpus))
+            paths += [(f"{prefix_of(name)}mixture", path) for path in others]
+        paths.append(("config.distillation.teacher", config.distillation.teacher))
+    paths.append((f"{prefix}.init_from", run.init_from))
+    for name, path in paths:
+        if not path or path.startswith("tfds:"):
+            continue
         if not path.startswith("/gcs/"):
             expected = "expected a directory below /gcs, where --bucket is mounted"
             raise ValueError(f"--{name}={path}: {expected}")
