@@ -95,6 +95,11 @@ def run_encoder_layers(
     `params` and `dropout` are stacked over layers. `checkpoint` wraps a period of layers in
     `jax.checkpoint`; with None, a layer chooses what it saves.
     """
+    local_mask = inputs.mask.with_window(config.attention_window // 2)
+    prepared = (
+        long_attention_kernel.prepare(inputs.mask, inputs.global_rotation),
+        long_attention_kernel.prepare(local_mask, inputs.local_rotation),
+    )
     groups = group_layers(encoder_layers(config), loops=True)
     stacks = split_by_place(config, fuse_projections(params), dropout, groups)
     for number, (group, places) in enumerate(zip(groups, stacks, strict=True)):
@@ -106,7 +111,7 @@ def run_encoder_layers(
         if not saves:
             run, run_last = checkpoint(run), run_last and checkpoint(run_last)
         stacked_params, stacked_dropout = ([place[n] for place in places] for n in (0, 1))
-        shared = inputs, positions
+        shared = Shared(inputs, *prepared, positions)
         if group.repeats > 1:
             x = loop_over_layers(run, saves, stacked_params, x, shared, stacked_dropout, run_last)
         else:
@@ -115,6 +120,15 @@ def run_encoder_layers(
             )
             x = (run_last or run)(gather_data(own, x.dtype), x, shared, own_dropout, None)
     return x
+
+
+class Shared(NamedTuple):
+    """What all layers read beside the hidden states, and int32 `[B, K]` positions or None."""
+
+    inputs: SharedInputs
+    prepared_global: long_attention_kernel.Prepared
+    prepared_local: long_attention_kernel.Prepared
+    positions: jax.Array | None
 
 
 class _Saved(NamedTuple):
@@ -141,17 +155,16 @@ def _run_period(
     layers: Sequence[EncoderLayer],
     params: Sequence[dict],
     x: jax.Array,
-    shared: tuple[SharedInputs, jax.Array | None],
+    shared: Shared,
     dropout: Sequence[LayerDropout],
     saved: SavedActivations | None,
     at_positions: bool = False,
 ) -> jax.Array:
     """Runs the layers of a period; with `at_positions`, the last one finishes only these."""
-    inputs, positions = shared
     for place, (layer, own, own_dropout) in enumerate(zip(layers, params, dropout, strict=True)):
         own_saved = saved and _Saved(saved, place, is_last=place == len(layers) - 1)
-        own_positions = positions if at_positions and place == len(layers) - 1 else None
-        x = encoder_layer(config, layer, own, x, inputs, own_dropout, own_saved, own_positions)
+        own_positions = shared.positions if at_positions and place == len(layers) - 1 else None
+        x = encoder_layer(config, layer, own, x, shared, own_dropout, own_saved, own_positions)
     return x
 
 
@@ -161,7 +174,7 @@ def encoder_layer(
     layer: EncoderLayer,
     params: dict,
     x: jax.Array,
-    inputs: SharedInputs,
+    shared: Shared,
     dropout: LayerDropout,
     saved: _Saved | None = None,
     positions: jax.Array | None = None,
@@ -174,7 +187,7 @@ def encoder_layer(
         attention_norm = params["attention_norm"] if layer.has_attention_norm else None
         matrix = params[FUSED]["kernel"]
         projections = _normalized_product(config.layer_norm_epsilon, x, attention_norm, matrix)
-    context = _attention(config, layer, params, projections, inputs, dropout, saved)
+    context = _attention(config, layer, params, projections, shared, dropout, saved)
     if positions is not None:
         x, context, dropout = (
             gather_positions(x, positions),
@@ -313,7 +326,7 @@ def _attention(
     layer: EncoderLayer,
     params: dict,
     projections: jax.Array,
-    inputs: SharedInputs,
+    shared: Shared,
     dropout: LayerDropout,
     saved: _Saved | None,
 ) -> jax.Array:
@@ -327,15 +340,16 @@ def _attention(
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, layers = P("fsdp"), P(None, "fsdp")
         dropout_specs = AttentionDropout(rows, P(), P(), P()) if "attention" in dropout else P()
-        specs = layers, P(), rows, P(), rows, dropout_specs, rows
+        specs = layers, P(), rows, P(), rows, dropout_specs, rows, rows
         # Unchecked: kernels do not declare over which axes their outputs vary.
         kernel = jax.shard_map(
             kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
-    mask, rotation = inputs.mask, inputs.global_rotation
+    mask, rotation = shared.inputs.mask, shared.inputs.global_rotation
+    prepared = shared.prepared_global
     if not layer.is_global:
         mask = mask.with_window(config.attention_window // 2)
-        rotation = inputs.local_rotation
+        rotation, prepared = shared.inputs.local_rotation, shared.prepared_local
     arrays, index = None, 0
     is_saved = saved is not None and projections.shape[1] % LANES == 0  # Else the kernel pads.
     if is_saved:
@@ -349,7 +363,7 @@ def _attention(
         index = saved.period.index
     bias = params[FUSED].get("bias")
     context, arrays = kernel(
-        arrays, index, projections, bias, mask, dropout.get("attention"), rotation
+        arrays, index, projections, bias, mask, dropout.get("attention"), rotation, prepared
     )
     if is_saved:
         saved.period.arrays |= zip(names, arrays, strict=True)
