@@ -36,8 +36,9 @@ def last_checkpoints(workdir: str, count: int) -> list[pathlib.Path]:
     return [directory / str(step) for step in steps[-count:]]
 
 
-def average(checkpoints: list[pathlib.Path], destination: pathlib.Path) -> None:
-    """Writes the mean of checkpoints to a new directory."""
+def average(checkpoints: list[pathlib.Path], destination: str | pathlib.Path) -> None:
+    """Writes the mean of checkpoints to a new directory, which may be on a bucket."""
+    destination = as_path(destination)
     if destination.exists():
         raise FileExistsError(f"{destination} exists already: choose another OUT")
     model = average_models(checkpoints)
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> None:
             checkpoints = last_checkpoints(sources[0], LAST.value)
         else:
             checkpoints = [find_checkpoint(source) for source in sources]
-        average(checkpoints, pathlib.Path(destination))
+        average(checkpoints, destination)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"average_checkpoints: {describe_error(error)}")
 

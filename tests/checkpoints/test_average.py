@@ -55,6 +55,8 @@ def test_mean_of_the_last_checkpoints_loads_like_any_model(run, tmp_path):
     average_checkpoints.average(checkpoints, tmp_path / "mean")
     with pytest.raises(FileExistsError, match="mean exists already: choose another OUT"):
         average_checkpoints.average(checkpoints, tmp_path / "mean")
+    with pytest.raises(ValueError, match="s3://bucket/mean: expected a local directory, or gs://"):
+        average_checkpoints.average(checkpoints, "s3://bucket/mean")
     found = flax.traverse_util.flatten_dict(read_model(tmp_path / "mean").params, sep="/")
     expected = expected_mean(run, (10, 100))
     assert found.keys() == expected.keys()
