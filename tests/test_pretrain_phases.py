@@ -84,7 +84,7 @@ def test_decay_from_a_stable_checkpoint_equals_one_run_bit_for_bit(whole, corpus
         pretrain.train_and_evaluate(branch, tmp_path / "branch")
     assert saved_steps(tmp_path / "branch/checkpoints") == [6]
     with branch.unlocked():
-        branch.branch_from = "/nowhere"
+        branch.branch_from = "/moved/checkpoints/5"
     pretrain.train_and_evaluate(branch, tmp_path / "branch")
     jax.tree.map(
         np.testing.assert_array_equal, saved_params(tmp_path / "branch"), saved_params(whole)

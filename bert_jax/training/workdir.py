@@ -206,11 +206,17 @@ def describe_differences(
     return "\n".join(
         f"  {name}: {_describe_difference(name, saved, settings, path)}"
         for name in sorted(saved.keys() | settings.keys())
-        if saved.get(name) != settings.get(name)
+        if _compared_value(name, saved) != _compared_value(name, settings)
         if name not in may_change and name.partition(".")[0] not in NO_FIELDS
         # Ignores a field that an earlier version lacked if it is not set now either.
         if name in saved or settings[name]
     )
+
+
+def _compared_value(name: str, settings: dict) -> object:
+    """Returns what is compared of a flat setting: of `branch_from`, which may move, the step."""
+    value = settings.get(name)
+    return pathlib.PurePath(value).name if name == "branch_from" and value else value
 
 
 def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.Path) -> str:

@@ -72,7 +72,8 @@ def with_prefix(prefix: str, fields: Mapping[str, Field]) -> dict[str, Field]:
     return {f"{prefix}.{name}": field for name, field in fields.items()}
 
 
-# Paths. They may change when a run is resumed: their contents are compared instead.
+# Paths. They may change when a run is resumed: their contents are compared instead, and of
+# `branch_from`, which is not read again, the step.
 PATHS = {
     "corpus": Field("", "Directory written by tools/prepare_corpus.py, with rows of 128 tokens."),
     "mixture": Field(
@@ -338,7 +339,7 @@ GENERATOR = {
 KNOWN = MODERNBERT | FIELDS | OPTIONAL | GENERATOR
 
 # Those that may differ when a run is resumed.
-MAY_CHANGE = PATHS.keys() | RUNNING.keys()
+MAY_CHANGE = (PATHS.keys() - {"branch_from"}) | RUNNING.keys()
 
 
 def make_later_phases(*phases: Mapping[str, object]) -> ConfigDict:

@@ -108,6 +108,17 @@ def test_a_run_is_resumed_with_another_value_only_of_a_field_that_may_change(
             check_settings(tmp_path, settings | {name: "another"}, may_change)
 
 
+@pytest.mark.parametrize(("saved", "now"), [("", "a/checkpoints/5"), ("a/checkpoints/5", "")])
+def test_a_run_is_not_resumed_as_a_branch_of_another_step(saved, now, tmp_path):
+    (tmp_path / "result.json").write_text('{"diverged": 3}')
+    (tmp_path / "config.json").write_text(json.dumps({"branch_from": saved}))
+    for branch in (now, "a/checkpoints/6"):
+        with pytest.raises(ValueError, match=f"branch_from: '{saved}' in .*, '{branch}' now"):
+            check_settings(tmp_path, {"branch_from": branch}, fields.MAY_CHANGE)
+    moved = saved and f"/moved/{saved}/"
+    check_settings(tmp_path, {"branch_from": moved}, fields.MAY_CHANGE)
+
+
 def test_settings_that_are_no_fields_are_ignored(tmp_path):
     (tmp_path / "result.json").write_text('{"diverged": 3}')
     old = {"num_steps": 10, "topology": "v4:2x2x1", "stacked_trials": 2, "languages": ["en"]}
