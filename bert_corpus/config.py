@@ -21,6 +21,11 @@ ROWS = (
 )
 
 
+def default_max_sequences(max_seq_length: int) -> int:
+    """Returns the maximum number of sequences in a row of `max_seq_length` tokens."""
+    return max(8, max_seq_length // 64)
+
+
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
     """Settings of a corpus, recorded in its manifest. Raises ValueError for an invalid field."""
@@ -32,7 +37,7 @@ class CorpusConfig:
     # sentences).
     rows: str = "sentence_pairs"
     max_seq_length: int = 128  # tokens per row
-    max_sequences: int = 8  # per row
+    max_sequences: int | None = None  # per row; None: 8, or one per 64 tokens of longer rows
     short_seq_prob: float = 0.1  # probability that a document is cut into shorter pairs
     dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
     heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
@@ -52,6 +57,8 @@ class CorpusConfig:
     only_language: str = ""  # ISO 639-1; drops documents that are identified as another one
 
     def __post_init__(self):
+        if self.max_sequences is None:
+            object.__setattr__(self, "max_sequences", default_max_sequences(self.max_seq_length))
         bounds = dict.fromkeys(("max_sequences", "dupe_factor", "block_rows"), (1, math.inf))
         bounds |= {
             "max_seq_length": (SPECIAL_TOKENS_PER_PAIR + 2, MAX_POSITIONS - 1),

@@ -102,7 +102,11 @@ flags.DEFINE_enum(
     "tokens of a document (SpanBERT).",
 )
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
-flags.DEFINE_integer("max_sequences", DEFAULT.max_sequences, "Maximum sequences per row.")
+flags.DEFINE_integer(
+    "max_sequences",
+    None,
+    "Maximum sequences per row. Default: 8, or one per 64 tokens of rows of more than 512.",
+)
 flags.DEFINE_float(
     "short_seq_prob", DEFAULT.short_seq_prob, "Fraction of documents cut into shorter pairs."
 )

@@ -405,6 +405,12 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
     ]
 
 
+def test_longer_rows_have_room_for_more_sequences_unless_told_otherwise():
+    found = [CorpusConfig(max_seq_length=n).max_sequences for n in (32, 512, 1024, 8192)]
+    assert found == [8, 8, 16, 128]
+    assert CorpusConfig(max_seq_length=8192, max_sequences=4).max_sequences == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

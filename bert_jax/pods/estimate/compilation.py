@@ -15,7 +15,8 @@ import jax
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from bert_corpus.config import CorpusConfig
+from bert_corpus.config import default_max_sequences
+from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.data.batches import abstract_rows
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.config import BertConfig
@@ -98,15 +99,18 @@ def planned_phases(
     """Returns the phases of a run, without reading corpora.
 
     `lengths` are those of the rows of the first phase, and of others. None: what the configuration
-    says, or else 128 and 512 tokens.
+    says, or else 128 tokens, and 512 of a later phase with a corpus of its own.
     """
+    groups = phases_of(config)
     phases, objective_class = [], find_objective(config.objective)
     for name, phase_config in phase_configs(config).items():
         is_later = bool(name)
         length = lengths[is_later] or phase_config.max_seq_length or (128, 512)[is_later]
+        own = groups[name]
+        if phases and not lengths[True] and own.corpus is None and not own.max_seq_length:
+            length = phases[-1].train.max_seq_length  # It reads the corpus of the phase before.
         rows = types.SimpleNamespace(
-            max_seq_length=length,
-            max_sequences=CorpusConfig().max_sequences,
+            max_seq_length=length, max_sequences=default_max_sequences(length)
         )
         start = phases[-1].stop if phases else 0
         phases.append(plan_phase(phase_config, objective_class, name, rows, None, start))

@@ -8,7 +8,8 @@ import types
 import jax
 import pytest
 
-from bert_jax.configs.pretrain import distilbert, pod_base, tinybert
+from bert_jax.configs.pretrain import bert_base, distilbert, pod_base, tinybert
+from bert_jax.configs.pretrain.fields import make_later_phases
 from bert_jax.data.batches import abstract_rows, pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.pods.chips import CHIPS, parse_topology
@@ -86,6 +87,20 @@ def test_default_topology_is_of_the_chip_after_the_colon():
     for argument in ("", ":v4", ":runlocal"):
         assert pod_table.default_topology(f"pod_base.py{argument}") == "v4:2x2x4"
     assert pod_table.default_topology("configs/pretrain/bert_base.py") is None
+
+
+def test_rows_of_a_phase_without_a_corpus_are_as_long_as_those_before():
+    config = bert_base.get_config()
+    config.long_phase.num_steps = 0
+    config.later_phases = make_later_phases({"num_steps": 1}, {"num_steps": 1, "corpus": "a"})
+    rows = [phase.train for phase in compilation.planned_phases(config)]
+    assert [each.max_seq_length for each in rows] == [128, 128, 512]
+    config.later_phases.phase_4.max_seq_length = 8192
+    assert [phase.train.max_sequences for phase in compilation.planned_phases(config)] == [
+        8,
+        8,
+        128,
+    ]
 
 
 @pytest.mark.parametrize("recipe", [distilbert, tinybert])
