@@ -187,6 +187,12 @@ def test_recipe_of_modernbert_has_its_tokens_and_rates():
     assert [each.phase.train.max_seq_length for each in setup.phases] == [1024] * 6 + [8192] * 2
     bases = [each.model.config.global_rope_base for each in setup.phases]
     assert bases == [10_000.0] * 6 + [160_000.0] * 2
+    config.model.size = "ettin-17m"  # Whose published models differ in both.
+    setup = setup_pretraining(config, planned_phases(config), UNCASED_ENGLISH)
+    models = [each.model.config for each in setup.phases]
+    assert {(each.local_rope_base, each.max_position_embeddings) for each in models} == {
+        (10_000.0, 8192)
+    }
     local = phase_configs(modernbert_base.get_config("runlocal"))
     assert [(each.num_steps, each.batch_size) for each in local.values()] == [(10, 8)] + [
         (4, 8)
