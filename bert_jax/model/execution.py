@@ -75,8 +75,8 @@ class ExecutionPlan:
     """As in `Execution`."""
     tensor_shards: int = 1
     """Number of devices that share the heads of a layer: the size of `tensor`."""
-    longest_fast_row: int | None = None
-    """The length of the longest rows that the device can run on the fast path; None: no limit."""
+    device_kind: str = ""
+    """JAX's name of the devices, such as "TPU v4", if layers run on the fast path; "": of any."""
 
     def path(self, config, length: int) -> str:
         """Returns how the layers run in rows of `length`: "fast", "scan" or "unrolled"."""
@@ -92,11 +92,9 @@ class ExecutionPlan:
         path = fast_path(config)
         if path is None:
             return f"there is none for {config.architecture}"
-        if self.longest_fast_row is not None and length > self.longest_fast_row:
-            return (
-                f"rows of {length} tokens are longer than {self.longest_fast_row}, the limit here"
-            )
-        return path.why_unsupported(config, length, self.tensor_shards)
+        return path.why_unsupported(
+            config, length, self.tensor_shards, self.device_kind, self.dtype
+        )
 
     def with_remat(self, layer: Callable, in_loop: bool) -> Callable:
         """Wraps a layer so that its gradient recomputes what `remat` says."""
@@ -130,14 +128,8 @@ def plan_execution(
         remat=execution.remat,
         dtype=execution.dtype,
         tensor_shards=tensor_shards,
-        longest_fast_row=_longest_fast_row(device, execution.dtype) if is_wanted else None,
+        device_kind=device.device_kind if is_wanted else "",
     )
-
-
-def _longest_fast_row(device: jax.Device, dtype: str) -> int | None:
-    from bert_jax.model.tpu_kernels import long_attention_kernel  # Only where kernels run.
-
-    return long_attention_kernel.longest_row(device.device_kind, dtype)
 
 
 def log_path(plan: ExecutionPlan, config, length: int) -> None:

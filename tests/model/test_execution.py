@@ -15,6 +15,7 @@ from bert_jax.model.execution import (
     log_path,
     plan_execution,
 )
+from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.sharding.mesh import make_mesh
 from tests.helpers.models import example_batch
@@ -42,7 +43,8 @@ def test_plan_follows_the_device_where_the_configuration_is_silent(
     fields, device, uses_kernels, scans_layers
 ):
     plan = plan_execution(Execution(**fields, remat="dots", dtype="bfloat16"), device, 4)
-    assert plan == ExecutionPlan(uses_kernels, scans_layers, "dots", "bfloat16", tensor_shards=4)
+    kind = device.device_kind if uses_kernels else ""
+    assert plan == ExecutionPlan(uses_kernels, scans_layers, "dots", "bfloat16", 4, kind)
 
 
 def test_without_a_plan_an_encoder_runs_as_it_is_defined_on_any_device(monkeypatch):
@@ -63,7 +65,12 @@ def test_a_loaded_model_runs_on_the_device_of_its_parameters(monkeypatch):
 @pytest.mark.parametrize(
     ("length", "fields", "tensor_shards", "reason"),
     [
-        (8200, {}, 1, "rows of 8200 tokens are longer than 8192"),
+        (
+            8200,
+            {},
+            1,
+            "rows of 8200 tokens are longer than 8192, the limit of the attention kernel",
+        ),
         (16, {"hidden_size": 192, "num_heads": 3}, 1, "heads of 64 in 192 lanes"),
         (16, {"hidden_size": 96, "num_heads": 1}, 1, "heads of 96 in 96 lanes"),
         (16, {}, 2, "heads of 64 in 64 lanes"),
@@ -118,27 +125,41 @@ def test_fast_path_is_logged_and_so_is_that_its_kernels_are_interpreted(caplog, 
     assert runs == [expected + ", in rows of 512 tokens"] * 2
 
 
+LIMIT = "rows of {} tokens are longer than {}, the limit of the attention kernel"
+NO_LONG_ROWS = "the attention kernel for long rows does not run on TPU v"
+
+
 @pytest.mark.parametrize(
-    ("kind", "dtype", "length"),
+    ("kind", "dtype", "config", "length", "reason"),
     [
-        ("TPU v3", "bfloat16", 512),
-        ("TPU v4", "bfloat16", 2048),
-        ("TPU v4", "float32", 512),
-        ("TPU v5", "float32", 8192),
+        ("TPU v2", "float32", BertConfig(), 512, NO_LONG_ROWS + "2"),
+        ("TPU v3", "bfloat16", BertConfig(), 512, NO_LONG_ROWS + "3"),
+        ("TPU v3", "bfloat16", ModernBertConfig(), 0, NO_LONG_ROWS + "3"),
+        ("TPU v4", "bfloat16", BertConfig(), 2048, LIMIT + " on TPU v4 in bfloat16"),
+        ("TPU v4", "bfloat16", ModernBertConfig(), 2048, LIMIT + " on TPU v4 in bfloat16"),
+        ("TPU v4", "float32", BertConfig(), 512, LIMIT + " on TPU v4 in float32"),
+        ("TPU v5", "float32", BertConfig(), 4096, LIMIT + " on TPU v5 in float32"),
+        ("TPU v5", "bfloat16", ModernBertConfig(), 8192, LIMIT),
+        ("TPU v5 lite", "float32", BertConfig(), 8192, LIMIT),
+        ("TPU7x", "float32", ModernBertConfig(), 4096, LIMIT + " on TPU7x in float32"),
     ],
 )
-def test_the_fast_path_ends_where_rows_do_not_fit_on_the_device(kind, dtype, length):
+def test_the_fast_path_ends_where_rows_do_not_fit_on_the_device(
+    kind, dtype, config, length, reason
+):
     device = types.SimpleNamespace(platform="tpu", device_kind=kind)
     plan = plan_execution(Execution(dtype=dtype), device)
-    assert plan.path(BertConfig(), length) == "fast"
-    assert plan.path(BertConfig(), length + 1) == "scan"
-    assert f"longer than {length}" in plan.why_not_fast(BertConfig(), length + 1)
+    for runs in {length, min(length, 128)} - {0}:
+        assert plan.path(config, runs) == "fast"
+    for too_long in (length + 1, 9000):
+        assert plan.path(config, too_long) == "scan"
+    assert plan.why_not_fast(config, length + 1) == reason.format(length + 1, length)
 
 
 @pytest.mark.parametrize("length", [512, 520])
 def test_the_step_fuses_projections_where_the_encoder_takes_the_fast_path(length):
     config = BertConfig(num_layers=2, hidden_size=128, num_heads=2, max_position_embeddings=520)
-    plan = ExecutionPlan(uses_kernels=True, longest_fast_row=512)
+    plan = ExecutionPlan(uses_kernels=True, device_kind="TPU v3")
     init = EncoderModel(config, plan).init
     params = jax.eval_shape(init, jax.random.key(0), example_batch())["params"]
     replicated = jax.sharding.NamedSharding(make_mesh(), jax.sharding.PartitionSpec())

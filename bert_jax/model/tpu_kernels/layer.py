@@ -77,15 +77,20 @@ def fuse_dense(
     return result | {name: fused}
 
 
-def why_unsupported(config: BertConfig, length: int, tensor_shards: int) -> str:
+def why_unsupported(
+    config: BertConfig, length: int, tensor_shards: int, device_kind: str, dtype: str
+) -> str:
     """Returns why these layers cannot run here in rows of `length`; "" if they can.
 
-    `tensor_shards` is the number of devices that share the heads of a layer.
+    `tensor_shards`, `device_kind` and `dtype` are those of `ExecutionPlan`.
     """
     if config.num_layers == 1:
         return "a single layer needs no loop"
     head_dim = config.hidden_size // config.num_heads
-    return _kernels(length).why_unsupported(length, config.hidden_size // tensor_shards, head_dim)
+    sizes = length, config.hidden_size // tensor_shards, head_dim
+    if _kernels(length) is attention_kernel:
+        return attention_kernel.why_unsupported(*sizes)
+    return long_attention_kernel.why_unsupported(*sizes, device_kind, dtype)
 
 
 def _kernels(length: int) -> ModuleType:
@@ -254,13 +259,14 @@ def kernel_attention(
     """
     mesh, device = mesh_and_device()
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
+    kernels = _kernels(length)
     options = {"head_dim": head_dim, "causal": config.causal}
     options["interpret"] = device.platform != "tpu"
     more_inputs = (prepared,)
-    if _kernels(length) is attention_kernel:
+    if kernels is attention_kernel:
         options["float32_blocks"] = needs_float32(device.device_kind)
         more_inputs = ()
-    kernel = functools.partial(_kernels(length).attention, **options)
+    kernel = functools.partial(kernels.attention, **options)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()

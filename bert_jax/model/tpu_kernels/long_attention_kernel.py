@@ -29,7 +29,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import AttentionDropout, random_bits
-from bert_jax.model.tpu_kernels import attention_kernel
 from bert_jax.model.tpu_kernels.attention_kernel import KEY, QUERY, VALUE
 from bert_jax.model.tpu_kernels.blocks import (
     LANES,
@@ -43,23 +42,33 @@ from bert_jax.model.tpu_kernels.blocks import (
 QUERIES, KEYS = 256, 512  # Of one head, in a product.
 BAND_GROUP = 512  # Queries that are computed together, with a window.
 MAX_LENGTH = 8192
-V4_LENGTH = 2048  # What fits into the on-chip memory of v4, in bfloat16.
+# The longest rows that fit into the on-chip memory of a core: 16 MiB on v4, 64 on v5p and tpu7x. A
+# program takes about 6 KiB per token in bfloat16, and 11 in float32.
+DEVICE_LENGTHS = {
+    ("TPU v4", "bfloat16"): 2048,
+    ("TPU v4", "float32"): 512,
+    **{(device_kind, "float32"): 4096 for device_kind in ("TPU v5", "TPU v5p", "TPU7x")},
+}
 MAX_BAND = 4  # Tiles of keys around a tile of queries.
 DEFAULT_BYTES, SPILLED_BYTES = 16 * 2**20, 4 * 2**20  # Of on-chip memory.
 LOWEST = -1e30  # The score of a key that a query does not see.
 
 
-def longest_row(device_kind: str, dtype: str) -> int | None:
-    """Returns the length of the longest rows that fit on a device; None: up to MAX_LENGTH."""
-    if needs_float32(device_kind) or (device_kind == "TPU v4" and dtype == "float32"):
-        return attention_kernel.MAX_LENGTH
-    return V4_LENGTH if device_kind == "TPU v4" else None
+def why_unsupported(
+    length: int, hidden_size: int, head_dim: int, device_kind: str, dtype: str
+) -> str:
+    """Returns why the kernel cannot compute this attention; "" if it can.
 
-
-def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
-    """Returns why the kernel cannot compute this attention on any device; "" if it can."""
-    if length > MAX_LENGTH:
-        return f"rows of {length} tokens are longer than {MAX_LENGTH}"
+    `device_kind` is JAX's, such as "TPU v4". On what is no TPU, the kernel is interpreted.
+    """
+    if needs_float32(device_kind):
+        return f"the attention kernel for long rows does not run on {device_kind}"
+    limit, where = MAX_LENGTH, ""
+    if (device_kind, dtype) in DEVICE_LENGTHS:
+        limit, where = DEVICE_LENGTHS[device_kind, dtype], f" on {device_kind} in {dtype}"
+    if length > limit:
+        rows = f"rows of {length} tokens are longer than {limit}"
+        return f"{rows}, the limit of the attention kernel{where}"
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
     return ""
@@ -72,7 +81,7 @@ class Options(NamedTuple):
     group: int  # Queries that are computed together.
     queries: int  # Of a head in a product: a tile of queries.
     keys: int  # In a product; of a band, all that its queries see.
-    joins_heads: bool  # Whether a product is of all heads.
+    joins_heads: bool  # Whether one matrix product covers all heads of the block.
     is_band: bool  # Whether queries see only the keys around them.
     interpret: bool
 
@@ -175,14 +184,12 @@ def long_attention_in_stack(
     `saved` are two arrays `[layers, ...]`, which it returns: the kernels read and write them there,
     so that a loop over layers copies nothing. None: arrays of one layer. The length must be a
     multiple of 128, if they are given. `prepared` is what `prepare` returns for mask and rotation;
-    None: computed here.
+    None: computed here, and saved for the gradient.
     """
-    if mask.is_global is not None or mask.ranks is not None:
-        raise ValueError("the kernel for long rows knows no global positions and no ranks")
+    prepared = prepared or prepare(mask, rotation)
     batch, length, width = projections.shape
-    if padding := -length % LANES:  # Otherwise these stay inputs, which a loop does not save.
+    if padding := -length % LANES:
         end = (0, padding)
-        mask, rotation = _padded(mask, rotation)
         projections = jnp.pad(projections, ((0, 0), end, (0, 0)))
         if dropout is not None:
             words = jnp.pad(dropout.words, ((0, 0), (0, 0), (0, 0), end))
@@ -193,9 +200,7 @@ def long_attention_in_stack(
         lax.empty((1, batch, length + padding, size), projections.dtype)
         for size in (width, width // 3)
     ]
-    context, saved = _attention(
-        options, saved, layer, (mask, rotation, prepared), dropout, projections, bias
-    )
+    context, saved = _attention(options, saved, layer, prepared, dropout, projections, bias)
     return context[:, :length], saved
 
 
@@ -213,8 +218,11 @@ def _padded(mask: AttentionMask, rotation):
 def prepare(mask: AttentionMask, rotation: tuple[jax.Array, jax.Array] | None = None) -> Prepared:
     """Returns what the kernels read of a mask and of a rotation, for a loop over layers.
 
-    Within the loop, the compiler would compute it in each layer.
+    Within the loop, the compiler would compute it in each layer. Raises ValueError if the mask has
+    global positions or ranks.
     """
+    if mask.is_global is not None or mask.ranks is not None:
+        raise ValueError("the kernel for long rows does not support global positions and ranks")
     mask, rotation = _padded(mask, rotation)
     bounds, spans = _visible(mask)
     table = None
@@ -305,11 +313,11 @@ def _visible(mask: AttentionMask) -> tuple[jax.Array, _Spans]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(options, saved, layer, visible, dropout, projections, bias):
-    return _attention_forward(options, saved, layer, visible, dropout, projections, bias)[0]
+def _attention(options, saved, layer, prepared, dropout, projections, bias):
+    return _attention_forward(options, saved, layer, prepared, dropout, projections, bias)[0]
 
 
-def _attention_forward(options, saved, layer, visible, dropout, projections, bias):
+def _attention_forward(options, saved, layer, prepared, dropout, projections, bias):
     saved_projections, saved_context = saved
     saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
     dtype = projections.dtype
@@ -318,7 +326,7 @@ def _attention_forward(options, saved, layer, visible, dropout, projections, bia
         _forward_kernel,
         options,
         layer,
-        *_kernel_inputs(visible, dropout, saved_projections, bias),
+        *_kernel_inputs(prepared, dropout, saved_projections, bias),
         # Not read: it is the memory of the output. pallas_call needs a block for it nevertheless.
         given=[(pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0)), saved_context)],
         outputs=[arrays.saved_context, arrays.log_sum],
@@ -327,11 +335,11 @@ def _attention_forward(options, saved, layer, visible, dropout, projections, bia
     )
     context = lax.dynamic_index_in_dim(saved_context, layer, 0, keepdims=False)
     saved = [saved_projections, saved_context]
-    return (context, saved), (saved, layer, visible, dropout, bias, log_sum)
+    return (context, saved), (saved, layer, prepared, dropout, bias, log_sum)
 
 
 def _attention_backward(options, residuals, gradients):
-    (saved_projections, saved_context), layer, visible, dropout, bias, log_sum = residuals
+    (saved_projections, saved_context), layer, prepared, dropout, bias, log_sum = residuals
     dtype = saved_projections.dtype
     arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
     dcontext, _ = gradients
@@ -339,7 +347,7 @@ def _attention_backward(options, residuals, gradients):
         _backward_kernel,
         options,
         layer,
-        *_kernel_inputs(visible, dropout, saved_projections, bias),
+        *_kernel_inputs(prepared, dropout, saved_projections, bias),
         given=[
             (arrays.saved_context.spec, saved_context),
             (arrays.log_sum.spec, log_sum),
@@ -357,13 +365,8 @@ def _attention_backward(options, residuals, gradients):
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _kernel_inputs(visible, dropout, saved_projections, bias) -> tuple[_Spans, _Inputs]:
-    """Returns what both kernels read. `visible` are the mask, the rotation and both `Prepared`.
-
-    What is not prepared is computed again for the gradient, and not saved in each layer.
-    """
-    mask, rotation, prepared = visible
-    prepared = prepared or prepare(mask, rotation)
+def _kernel_inputs(prepared: Prepared, dropout, saved_projections, bias) -> tuple[_Spans, _Inputs]:
+    """Returns what both kernels read."""
     if bias is not None:
         bias = bias.astype(saved_projections.dtype).astype(jnp.float32)[None]
     inputs = _Inputs(saved_projections, prepared.bounds, jnp.ones((1, 1)), bias, prepared.rotation)

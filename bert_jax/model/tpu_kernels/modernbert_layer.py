@@ -70,15 +70,19 @@ def _concatenate(intermediate: jax.Array, gate: jax.Array) -> jax.Array:
     return jnp.concatenate([intermediate, gate], axis=-1)
 
 
-def why_unsupported(config: ModernBertConfig, length: int, tensor_shards: int) -> str:
+def why_unsupported(
+    config: ModernBertConfig, length: int, tensor_shards: int, device_kind: str, dtype: str
+) -> str:
     """Returns why these layers cannot run here in rows of `length`; "" if they can.
 
-    `tensor_shards` is the number of devices that share the heads of a layer.
+    `tensor_shards`, `device_kind` and `dtype` are those of `ExecutionPlan`.
     """
     if tensor_shards > 1:
         return "it fuses matrices whose columns the mesh shards over tensor"
     head_dim = config.hidden_size // config.num_heads
-    return long_attention_kernel.why_unsupported(length, config.hidden_size, head_dim)
+    return long_attention_kernel.why_unsupported(
+        length, config.hidden_size, head_dim, device_kind, dtype
+    )
 
 
 def run_encoder_layers(
