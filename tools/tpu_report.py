@@ -48,8 +48,9 @@ LONG_LENGTH = flags.DEFINE_integer(
 DOCUMENT_TOKENS = flags.DEFINE_integer(
     "document_tokens",
     None,
-    "Mean tokens of documents in packed rows: attention in rows of more than 512 tokens skips what "
-    "no document needs. Default: each row is one document.",
+    "Mean tokens of documents in rows of more than 512 tokens: the attention kernel skips what no "
+    "document needs. Documents have exponential lengths, follow one another, are cut where rows "
+    "end, and attend only to themselves. Default: each row is one document.",
     1,
 )
 PRICE = flags.DEFINE_float(

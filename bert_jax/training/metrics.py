@@ -169,7 +169,11 @@ def perplexity(loss: float) -> float:
 
 
 def throughput(num_rows: int, seconds: float, row_flops: float) -> dict[str, float]:
-    """Returns rows per second and, where the peak is known, the MFU (PaLM, appendix B)."""
+    """Returns rows per second and, where the peak is known, the MFU (PaLM, appendix B).
+
+    `row_flops` are of whole rows. Of packed long rows the attention kernel skips what no document
+    needs, so that their MFU is overstated.
+    """
     rate = num_rows / seconds
     values = {"rows_per_second": rate}
     if peak := PEAK_FLOPS.get(jax.devices()[0].device_kind):

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 
 import jax
+from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain.fields import phases_of
@@ -44,8 +45,8 @@ def report(
     """Compiles the step of each phase for a topology; returns the figures listed in docs/tpu.md.
 
     Lists the `num_costliest` instructions and largest collectives, and writes the scheduled HLO of
-    the first phase to `hlo_path`. `document_tokens` is that of `step_cost`. Raises ValueError if
-    the topology, mesh or batch is invalid.
+    the first phase to `hlo_path`. `document_tokens` is that of `step_cost`; where it has an
+    effect, "mfu" is None. Raises ValueError if the topology, mesh or batch is invalid.
     """
     chip, devices = compilation.describe_topology(topology)
     teacher = compilation.assumed_teacher(config, phases[0].objective_class)
@@ -124,13 +125,22 @@ def _phase_figures(
     if hlo_path:
         pathlib.Path(hlo_path).write_text(hlo, encoding="utf-8")
     cost = step_cost(hlo, chip_name, document_tokens=document_tokens)
+    if document_tokens is not None and cost.cycles == step_cost(hlo, chip_name).cycles:
+        logging.warning(
+            "--document_tokens has no effect in rows of %d tokens: only the attention kernel for "
+            "long rows skips what no document needs",
+            length,
+        )
+        document_tokens = None
     devices = setup.mesh.devices
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()
     step_cycles = cost.cycles.total()
     peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
     interval = min(setup.config.checkpoint_every, phase.num_steps)
-    measures = phase, chip, num_chips, row_flops / peak, interval
+    # Documents need fewer FLOPs than `row_flops`, which are of whole rows.
+    row_seconds_at_peak = row_flops / peak if document_tokens is None else None
+    measures = phase, chip, num_chips, row_seconds_at_peak, interval
     fastest = None
     if chip.max_clock_hz:
         cost_at_max = step_cost(hlo, chip_name, chip.max_clock_hz, document_tokens)
@@ -157,6 +167,7 @@ def _phase_figures(
             "collective_bytes_per_step": sum(totals["bytes"] for totals in collectives),
             "checkpoint_every": interval,
             "at_max_clock": fastest,
+            "document_tokens": document_tokens,
             "without_estimate": cost.without_estimate,
             "loops_counted_once": cost.loops_counted_once,
             "costliest": [
@@ -175,9 +186,9 @@ def _times(
     phase: Phase,
     chip: Chip,
     num_chips: int,
-    row_seconds_at_peak: float,
+    row_seconds_at_peak: float | None,
     checkpoint_every: int,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Returns the figures of a phase that depend on the clock."""
     link_bytes = sum(totals["link_bytes"] for totals in cost.collectives.values())
     seconds = cost.cycles.total() / clock_hz
@@ -193,7 +204,7 @@ def _times(
         "collective_seconds": collective_seconds,
         "exposed_seconds": exposed_seconds,
         "rows_per_second_per_chip": rate,
-        "mfu": rate * row_seconds_at_peak,
+        "mfu": None if row_seconds_at_peak is None else rate * row_seconds_at_peak,
         "chip_hours_per_checkpoint": num_chips * checkpoint_every * hours,
         "hours": phase.num_steps * seconds / 3600,
         "hours_with_exposed_collectives": phase.num_steps * hours,

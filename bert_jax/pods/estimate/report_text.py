@@ -163,9 +163,13 @@ def format_step(phase: dict) -> list[str]:
         "per chip": at_each_clock(
             phase,
             lambda each: (
-                f"{each['rows_per_second_per_chip']:,.1f} rows per second, MFU {each['mfu']:.1%}"
+                f"{each['rows_per_second_per_chip']:,.1f} rows per second"
+                + ("" if each["mfu"] is None else f", MFU {each['mfu']:.1%}")
             ),
         ),
+        "documents": phase["document_tokens"]
+        and f"of {phase['document_tokens']:,} tokens on average, packed; without MFU, whose FLOPs "
+        "would count whole rows",
         f"{phase['num_steps']:,} steps": at_each_clock(phase, format_hours),
         "a preemption": format_preemption(phase),
         "compile time": f"{phase['compile_seconds']:.0f} s",

@@ -170,7 +170,7 @@ def test_memory_at_the_top_level_is_the_maximum_over_phases(
         return {"activations": outcome}, ""
 
     cost = Cost(collections.Counter({("other", "update"): 1}), 1.0, {}, {}, 0.0, [], {}, [])
-    monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
+    monkeypatch.setattr(pod_report, "step_cost", lambda *_, **__: cost)
     monkeypatch.setattr(pod_report, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(compilation, "compile_step", fake_compile_step)
@@ -189,7 +189,7 @@ def test_preemption_costs_up_to_the_interval_between_checkpoints(monkeypatch, nu
     # A step takes 3.6 seconds, and 5,000 of them five hours on eight chips.
     cycles = collections.Counter({("other", "update"): 3.6 * 1050e6})
     cost = Cost(cycles, 1.0, {}, {}, 0.0, [], {}, [])
-    monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
+    monkeypatch.setattr(pod_report, "step_cost", lambda *_, **__: cost)
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
     phases = [dataclasses.replace(make_phase(8), stop=num_steps)]
@@ -209,7 +209,7 @@ def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
     cost = Cost(cycles, 1.0, {}, {}, 0.0, [], {}, [])
     sheet = CHIPS["tpu7x"], jax.devices()
     monkeypatch.setattr(compilation, "describe_topology", lambda topology: sheet)
-    monkeypatch.setattr(pod_report, "step_cost", lambda *_: cost)
+    monkeypatch.setattr(pod_report, "step_cost", lambda *_, **__: cost)
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
     phases = [make_phase(8)]
@@ -221,11 +221,37 @@ def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
     assert report["mfu"] == pytest.approx(2 * report["model_flops_per_row"] / 2e12)
 
 
+@pytest.mark.parametrize(("document_cycles", "has_effect"), [(5e8, True), (1e9, False)])
+def test_mfu_is_left_out_where_attention_skips_what_documents_do_not_need(
+    monkeypatch, caplog, document_cycles, has_effect
+):
+    def cost(hlo, chip, clock_hz=None, document_tokens=None):
+        cycles = document_cycles if document_tokens == 300 else 1e9
+        counter = collections.Counter({("attention kernel", "forward"): cycles})
+        return Cost(counter, 1.0, {}, {}, 0.0, [], {}, [])
+
+    monkeypatch.setattr(pod_report, "step_cost", cost)
+    monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
+    monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
+    report = pod_report.report(
+        bert_tiny.get_config(),
+        TOPOLOGY,
+        [make_phase(8)],
+        compilation.UNCASED_ENGLISH,
+        document_tokens=300,
+    )
+    text = report_text.format_report(report)
+    assert report["cycles_per_step"] == document_cycles
+    assert (report["mfu"] is None) == has_effect == ("MFU " not in text)
+    assert ("of 300 tokens on average" in text) == has_effect
+    assert ("--document_tokens has no effect in rows of 128 tokens" in caplog.text) != has_effect
+
+
 def report_at_assumed_clock(monkeypatch, chip: str) -> dict:
     """Returns the report of a step of a billion cycles; faster arithmetic hides less of it."""
     cycles = collections.Counter({("other", "update"): 1e9})
 
-    def cost(hlo, chip, clock_hz=None):
+    def cost(hlo, chip, clock_hz=None, document_tokens=None):
         exposed = 1e9 * ((clock_hz or CHIPS[chip].clock_hz) / CHIPS[chip].clock_hz) ** 2
         return Cost(cycles, 1.0, {}, {}, exposed, [], {}, [])
 
