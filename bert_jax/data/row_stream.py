@@ -45,9 +45,10 @@ class RowStream:
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Returns the rows at positions [start, stop), with the fields of `Rows.read`.
 
-        `row_ids` and `epochs` are those of each row in its own corpus.
+        `epochs` are those of each row in its own corpus. `row_ids`, on which its masks depend, are
+        those plus the rows of the corpora before, so that no two rows of a mixture share one.
         """
-        batch = {}
+        batch, rows_before = {}, 0
         before = self.rows_of_each(np.arange(start, stop + 1))
         for rows, first, counts in zip(self.corpora, self.first_rows, before, strict=True):
             part = rows.read(first + int(counts[0]), first + int(counts[-1]))
@@ -57,5 +58,6 @@ class RowStream:
             for name, values in part.items():
                 if name not in batch:
                     batch[name] = np.empty((stop - start, *values.shape[1:]), values.dtype)
-                batch[name][places] = values
+                batch[name][places] = values + rows_before if name == "row_ids" else values
+            rows_before += rows.num_rows
         return batch

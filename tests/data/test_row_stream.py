@@ -9,12 +9,13 @@ from bert_jax.data.row_stream import RowStream
 
 
 def corpus(name: int):
-    """A corpus whose row i is [name, i]."""
+    """A corpus of 1,000 rows whose row i is [name, i]."""
 
     def read(start, stop):
-        return {"tokens": np.array([[name, i] for i in range(start, stop)]).reshape(-1, 2)}
+        tokens = np.array([[name, i] for i in range(start, stop)]).reshape(-1, 2)
+        return {"tokens": tokens, "row_ids": tokens[:, 1].astype(np.uint32)}
 
-    return types.SimpleNamespace(read=read, shuffle_seed=0)
+    return types.SimpleNamespace(read=read, shuffle_seed=0, num_rows=1000)
 
 
 def stream(*weights, first_rows=None):
@@ -23,13 +24,18 @@ def stream(*weights, first_rows=None):
 
 
 def test_one_corpus_is_read_in_its_order_from_the_first_row():
-    rows = stream(1.0, first_rows=[40]).read(3, 6)["tokens"]
-    assert rows.tolist() == [[0, 43], [0, 44], [0, 45]]
+    rows = stream(1.0, first_rows=[40]).read(3, 6)
+    assert rows["tokens"].tolist() == [[0, 43], [0, 44], [0, 45]]
+    assert rows["row_ids"].tolist() == [43, 44, 45]
 
 
 def test_rows_are_interleaved_by_weight():
-    rows = stream(1.0, 0.5, 0.5, first_rows=[0, 100, 7]).read(0, 8)["tokens"]
-    assert rows.tolist() == [[2, 7], [0, 0], [1, 100], [0, 1], [2, 8], [0, 2], [1, 101], [0, 3]]
+    rows = stream(1.0, 0.5, 0.5, first_rows=[0, 100, 7]).read(0, 8)
+    expected = [[2, 7], [0, 0], [1, 100], [0, 1], [2, 8], [0, 2], [1, 101], [0, 3]]
+    assert rows["tokens"].tolist() == expected
+    # Rows of different corpora have different ids, and so different masks.
+    assert rows["row_ids"].tolist() == [2007, 0, 1100, 1, 2008, 2, 1101, 3]
+    assert rows["row_ids"].dtype == np.uint32
 
 
 @pytest.mark.parametrize("weights", [(0.3, 0.7), (1, 1e-3), (5, 1, 3, 0.01), (1e-3, 1)])
