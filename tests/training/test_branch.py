@@ -1,4 +1,4 @@
-"""Which checkpoints of other runs a run may go on from."""
+"""Which checkpoints of other runs a run may continue from."""
 
 import json
 
@@ -58,13 +58,19 @@ def test_runs_with_the_same_steps_so_far_may_branch_off(later, fields, tmp_path)
     [
         (LATER, {"decay_steps": None}, {}, "rate of this run decays from its start"),
         (LATER, {}, {"decay_steps": None}, r"of the run of .*/5 decays from its start"),
-        (LATER, {"decay_steps": 9}, {}, "rate of this run has begun to fall after step 4"),
-        (LATER, {}, {"decay_steps": 9}, r"of the run of .*/5 has begun to fall after step 4"),
+        (LATER, {"decay_steps": 9}, {}, "rate of this run decays after step 4"),
+        (LATER, {}, {"decay_steps": 9}, r"of the run of .*/5 decays after step 4"),
         (({"num_steps": 2, "batch_size": 16},), {"decay_steps": 0}, {}, "no step after 5"),
-        (({"num_steps": 4, "batch_size": 8},), {"decay_steps": 0}, {}, "phases before step 5 must"),
-        (LATER, {"num_steps": 4}, {}, "phases before step 5 must"),
-        (LATER, {"warmup_steps": 1}, {}, "phases before step 5 must"),
-        (LATER, {"corpus": "b"}, {}, "with the same corpora"),
+        (
+            ({"num_steps": 4, "batch_size": 8},),
+            {"decay_steps": 0},
+            {},
+            "up to step 5, .* differ in config.later_phases.phase_3.batch_size: it is 8 here, and "
+            "16 there",
+        ),
+        (LATER, {"num_steps": 5}, {}, r"differ in config\.num_steps: it is 5 here, and 3 there"),
+        (LATER, {"warmup_steps": 1}, {}, r"differ in config\.warmup_steps: it is 1 here, and 2"),
+        (LATER, {"corpus": "b"}, {}, r"config\.corpus, or its mixture, has other rows"),
         (LATER, {"seed": 1}, {}, r"other settings:\n  seed: 0 in .*, 1 now"),
         (LATER, {"weight_decay": 0.1}, {}, r"weight_decay: 0\.01 in .*, 0\.1 now"),
     ],
