@@ -15,6 +15,7 @@ import sys
 import matplotlib
 from absl import app, flags
 
+from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.command_line import describe_error, parse_flags
 
@@ -101,9 +102,7 @@ def starts_of_later_phases(workdir: pathlib.Path) -> tuple[int, ...]:
     """Returns the last step before each phase of a pre-training run but the first."""
     path = workdir / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    later = config.get("later_phases", {})
-    names = sorted(later, key=lambda name: int(name.removeprefix("phase_")))
-    phases = [config, config.get("long_phase", {}), *(later[name] for name in names)]
+    phases = phases_of(config).values()
     lengths = [phase["num_steps"] for phase in phases if phase.get("num_steps")]
     return tuple(itertools.accumulate(lengths))[:-1]
 

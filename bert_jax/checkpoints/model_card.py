@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from huggingface_hub import EvalResult, ModelCardData
 
 from bert_jax.checkpoints.parameters import row_length, trained_length
+from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.model.heads import find_head
 
 # Kind of a model without a task's head -> (the hub's name of the task, what loads the model).
@@ -150,30 +151,33 @@ def _training(settings: Mapping) -> list[str]:
 
 
 def _phases(settings: Mapping) -> list[str]:
-    """Returns a line for each phase of pre-training: its corpus, rows, length and steps."""
+    """Returns a line for each phase of pre-training: its corpora, rows, length and steps."""
     lines = []
     for part, corpus in zip(
         _pretraining_phases(settings), settings.get("corpora", ()), strict=False
     ):
-        train = corpus["splits"]["train"]
-        lines.append(
-            f"{pathlib.Path(part['corpus']).name}: {train['rows']:,} rows of {row_length(train)} "
-            f"tokens, {part['num_steps']:,} steps of {part['batch_size']:,} rows"
+        length = row_length(corpus["splits"]["train"])
+        others, weights = corpus.get("mixture", ()), corpus.get("weights", (1.0,))
+        directories = [part["corpus"], *(directory for directory, _ in part["mixture"])]
+        rows = " + ".join(
+            f"{pathlib.Path(directory).name}: {each['splits']['train']['rows']:,} rows of {length} "
+            f"tokens{f' (weight {weight:g})' if others else ''}"
+            for directory, each, weight in zip(directories, (corpus, *others), weights, strict=True)
         )
+        lines.append(f"{rows}, {part['num_steps']:,} steps of {part['batch_size']:,} rows")
     return lines
 
 
 def _pretraining_phases(settings: Mapping) -> list[dict]:
-    """Returns the corpus, steps and batch size of each phase of pre-training with steps."""
-    later = settings.get("later_phases") or {}
-    groups = [settings, settings.get("long_phase") or {}]
-    groups += [later[name] for name in sorted(later, key=lambda name: int(name.split("_")[1]))]
-    phases, values = [], {}
-    for group in groups:
+    """Returns the corpora, steps and batch size of each phase of pre-training with steps."""
+    phases, values = [], {"mixture": ()}
+    for group in phases_of(settings).values():
         if group.get("num_steps") and (group.get("corpus") or phases):
             # What a later phase does not set is as in the phase before.
             names = ("corpus", "num_steps", "batch_size")
             values = values | {name: group[name] for name in names if group.get(name)}
+            if group.get("corpus") or group.get("mixture") is not None:
+                values["mixture"] = group.get("mixture") or ()
             phases.append(values)
     return phases
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import jax
 from absl import logging
 
-from bert_jax.data.row_stream import RowStream
 from bert_jax.data.rows import corpus_warnings
 from bert_jax.training.phases import Phase
 from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup
@@ -69,15 +68,16 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
 
 def describe_phase(phase: Phase) -> str:
     """Returns a sentence on the steps, epochs and tokens of a phase."""
-    stream = phase.stream or RowStream([phase.train])
     epochs, tokens = [], 0
-    for rows, num_rows in zip(stream.corpora, stream.rows_of_each(phase.num_rows), strict=True):
+    counts = phase.stream.rows_of_each(phase.num_rows)
+    for rows, num_rows in zip(phase.corpora, counts, strict=True):
         tokens += num_rows * rows.manifest["splits"]["train"]["tokens"] / rows.num_rows
         factor, passes = rows.manifest["config"].get("dupe_factor", 1), ""
         if factor > 1:  # Each document is in the corpus several times, in different pairs.
             passes = f" (each text {_three_digits(factor * num_rows / rows.num_rows)} times)"
         epochs.append(
-            f"{_three_digits(num_rows / rows.num_rows)} epochs of {rows.num_rows:,} rows{passes}"
+            f"{_three_digits(num_rows / rows.num_rows)} epochs of {rows.num_rows:,} rows"
+            f"{f' of {rows.directory}' if len(phase.corpora) > 1 else ''}{passes}"
         )
     return (
         f"{phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.train.max_seq_length} "

@@ -120,6 +120,30 @@ def test_card_lists_each_phase_and_the_scores_are_the_last_ones():
     assert score.dataset_name == "wiki512"
 
 
+def test_card_lists_the_corpora_of_a_mixture_with_their_weights():
+    mixed = corpus_of(5000, 128, 0.9) | {
+        "mixture": [corpus_of(700, 128, 0.9)],
+        "weights": [1.0, 0.5],
+    }
+    settings = {
+        "corpus": "/home/me/wiki",
+        "mixture": [["/home/me/books", 0.5]],
+        "num_steps": 90,
+        "batch_size": 16,
+        "later_phases": {
+            "phase_3": {"num_steps": 10, "batch_size": 32},
+            "phase_4": {"num_steps": 5, "corpus": "/home/me/wiki"},
+        },
+        "corpora": [mixed, mixed, corpus_of(5000, 128, 0.9)],
+    }
+    written = text(["mlm"], **settings)
+    both = (
+        "- wiki: 5,000 rows of 128 tokens (weight 1) + books: 700 rows of 128 tokens (weight 0.5)"
+    )
+    assert f"{both}, 90 steps of 16 rows\n{both}, 10 steps of 32 rows\n" in written
+    assert "\n- wiki: 5,000 rows of 128 tokens, 5 steps of 32 rows\n" in written
+
+
 @pytest.mark.parametrize(
     ("languages", "expected"),
     [([], None), (["en"], None), ([None], None), (["de"], ["de"]), (["fr", "de"], ["de", "fr"])],

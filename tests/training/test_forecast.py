@@ -22,10 +22,11 @@ def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
     )
 
 
-PHASES = [
-    Phase(rows(64), None, 0, 1000, 8, max_predictions=9, objective_class=MaskedLm),
-    Phase(rows(256), None, 1000, 1500, 4, 9, objective_class=MaskedLm, name="long_phase"),
-]
+def phase_of(rows, start: int, stop: int, batch_size: int) -> Phase:
+    return Phase(rows, None, start, stop, batch_size, 9, MaskedLm, stream=RowStream([rows]))
+
+
+PHASES = [phase_of(rows(64), 0, 1000, 8), phase_of(rows(256), 1000, 1500, 4)]
 
 
 def setup(flops_per_token: float = 10.0, phases=PHASES):
@@ -80,8 +81,8 @@ def test_run_logs_parameters_epochs_and_tokens(caplog):
 def test_a_phase_names_the_epochs_of_each_corpus():
     mixed = RowStream([rows(64), rows(64, num_rows=100, tokens=1_000)], (3.0, 1.0), (0, 0))
     assert forecast.describe_phase(dataclasses.replace(PHASES[0], stream=mixed)) == (
-        "1,000 steps of 8 rows of 64 tokens: 15 epochs of 400 rows (each text 30 times) and 20 "
-        "epochs of 100 rows (each text 40 times), 320,000 tokens"
+        "1,000 steps of 8 rows of 64 tokens: 15 epochs of 400 rows of corpus/64 (each text 30 "
+        "times) and 20 epochs of 100 rows of corpus/64 (each text 40 times), 320,000 tokens"
     )
 
 
@@ -89,7 +90,7 @@ def test_run_repeats_the_warnings_about_its_corpora(caplog):
     long = rows(256)
     long.manifest["splits"]["train"]["warnings"] = ["6 % of the train tokens are [UNK]"]
     long.manifest["warnings"] = ["only 3 documents are held out"]
-    phases = [PHASES[0], *[dataclasses.replace(PHASES[1], train=long)] * 2]
+    phases = [PHASES[0], *[phase_of(long, 1000, 1500, 4)] * 2]
     forecast.log_run(setup(phases=phases), 0)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "corpus/256: 6 % of the train tokens are [UNK]",
