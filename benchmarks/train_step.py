@@ -352,6 +352,9 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         print(json.dumps(measure(SIDE.value, parse_workload(workloads[0]))._asdict()))
         return
+    for workload in workloads if flags.FLAGS["peers"].present else ():
+        for peer in sorted({*PEERS.value} - {*parse_workload(workload).peers}):
+            print(f"{workload}: there is no comparison with {peer}")
     # These raise errors before the first measurement.
     for side in {peer for workload in workloads for peer in parse_workload(workload).peers}:
         python_of(side)
