@@ -430,12 +430,19 @@ BAD_FIELDS = [
         "config.later_phases.phase_4.batch_size: it is miss",
     ),
     ({"later_phases__decay": {"num_steps": 1}}, "config.later_phases.decay: not phase_3"),
+    ({"later_phases__phase_2": {"num_steps": 1}}, "config.later_phases.phase_2: not phase_3"),
+    ({"later_phases__phase_3__batch_size": 12}, "config.later_phases.phase_3.batch_size 12 is not"),
     (
         {"num_steps": 5, "warmup_steps": 2, "decay_steps": 4},
         "config.decay_steps=4: expected at least 0 and at most 3, which is the steps after the",
     ),
     ({"decay_steps": 2, "decay_shape": "cosine"}, "decay_shape 'cosine'"),
     ({"decay_shape": "linear"}, "set decay_steps"),
+    (
+        {"decay_steps": 2, "decay_power": 0.5},
+        "config.decay_power=0.5 has no effect with decay_steps",
+    ),
+    ({"decay_steps": 2, "decay_from": "warmup_end"}, "set config.decay_from=step_0"),
     ({"later_phases__phase_3__model__global_rope_base": 1e5}, "bert has no such field"),
     (
         {"later_phases__phase_3__model__max_position_embeddings": 600},

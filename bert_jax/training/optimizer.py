@@ -73,7 +73,7 @@ def make_stable_schedule(
         raise ValueError(f"unknown decay_shape {shape!r}: expected 1-sqrt or linear")
 
     # Whatever decay_steps, this compiles to the same instructions, so that runs with different
-    # decays agree bit for bit until then. (A decay of one step is at the peak.)
+    # decays agree bit for bit until then. (With decay_steps=1 the only step has the peak rate.)
     per_step = 1.0 / max(decay_steps, 2)
 
     def learning_rate(step):

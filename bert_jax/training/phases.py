@@ -18,6 +18,7 @@ from bert_jax.checkpoints.transformers_names import check_positions
 from bert_jax.configs.pretrain.fields import (
     MAKE_LATER_PHASES,
     PHASE,
+    TRAINING,
     known_fields,
     phases_of,
 )
@@ -67,8 +68,8 @@ class Phase:
 
     @property
     def corpora(self) -> Sequence[Rows]:
-        """The corpora that its rows are of: one, or those of a mixture."""
-        return self.stream.corpora if self.stream else [self.train]
+        """The corpora that its `stream` is of: one, or those of a mixture."""
+        return self.stream.corpora
 
 
 def phase_configs(config: ConfigDict) -> dict[str, ConfigDict]:
@@ -181,8 +182,9 @@ def check_has_corpus(name: str, config: ConfigDict) -> None:
     """Raises ValueError if the phase `name`, with this `config`, has no corpus."""
     if not config.corpus:
         prefix = prefix_of(name)
+        rows = {"": " on short rows", "long_phase": " on long rows"}.get(name, "")
         raise ValueError(
-            f"no corpus for {config.num_steps:,} steps on {'long' if name else 'short'} rows: "
+            f"no corpus for {config.num_steps:,} steps{rows}: "
             f"set {prefix}corpus=DIR, or {prefix}num_steps=0 to skip this phase"
         )
 
@@ -230,8 +232,8 @@ def check_same_documents(phases: list[Phase]) -> None:
         # The share of held-out documents also depends on filters and rows, in small corpora.
         if first.manifest.get("heldout_share") != rows.manifest.get("heldout_share"):
             raise ValueError(
-                f"{both} hold out other documents, as they are small: build both with a larger "
-                "heldout_fraction"
+                f"{both} hold out different documents, because the corpora are small: build both "
+                "with a larger heldout_fraction"
             )
 
 
@@ -327,6 +329,13 @@ def check_numbers(config: ConfigDict) -> None:
         raise ValueError(
             f"config.decay_shape={config.decay_shape} has no effect: set decay_steps, too"
         )
+    for name in ("decay_from", "decay_power"):
+        default = TRAINING[name].default
+        if config.decay_steps is not None and config[name] != default:
+            raise ValueError(
+                f"config.{name}={config[name]} has no effect with decay_steps="
+                f"{config.decay_steps}: set config.{name}={default}"
+            )
     # The first two steps are not profiled.
     check_bounds(config, Bounds(0, max(total - 2, 0)), "profile_steps")
 

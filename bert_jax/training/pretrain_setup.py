@@ -24,7 +24,13 @@ from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.phases import Phase, phase_configs, pretraining_schedule, stable_step
+from bert_jax.training.phases import (
+    Phase,
+    phase_configs,
+    prefix_of,
+    pretraining_schedule,
+    stable_step,
+)
 from bert_jax.training.state import TrainState, init_state
 
 # Fields of `config.model` that are not the model config's.
@@ -193,11 +199,11 @@ def count_microbatches(config: ConfigDict, phase: Phase, num_shards: int) -> int
     rows_per_device = config.per_device_batch_size
     microbatch_size = max(rows_per_device, 1) * num_shards
     if phase.batch_size % microbatch_size:
-        fix = f"use a multiple of {microbatch_size}"
+        prefix, fix = prefix_of(phase.name), f"use a multiple of {microbatch_size}"
         if rows_per_device:
-            fix += ", or per_device_batch_size=0 for one microbatch"
+            fix += f", or {prefix}per_device_batch_size=0 for one microbatch"
         raise ValueError(
-            f"batch_size {phase.batch_size} is not divisible by {num_shards} data shards x "
+            f"{prefix}batch_size {phase.batch_size} is not divisible by {num_shards} data shards x "
             f"per_device_batch_size {rows_per_device or 1}: {fix}"
         )
     return phase.batch_size // microbatch_size if rows_per_device else 1
@@ -215,8 +221,8 @@ def model_config_of(phase: Phase, config: ConfigDict, model_config):
         if value is not None:
             if not hasattr(model_config, field):
                 raise ValueError(
-                    f"config.{phase.name}.{name}={value}: {model_config.architecture} has no such "
-                    "field: set it to None"
+                    f"{prefix_of(phase.name)}{name}={value}: {model_config.architecture} has no "
+                    "such field: set it to None"
                 )
             fields[field] = value
     return dataclasses.replace(model_config, **fields)
@@ -235,7 +241,7 @@ def check_same_parameters(phase: Phase, model: nn.Module, batch: dict, expected:
     for path in sorted(shapes | others):
         if shapes.get(path) != others.get(path):
             raise ValueError(
-                f"config.{phase.name}.model changes {path}, which is {others.get(path)} in the "
+                f"{prefix_of(phase.name)}model changes {path}, which is {others.get(path)} in the "
                 f"first phase, to {shapes.get(path)}: {model.config.architecture} needs the same "
                 "value in all phases"
             )
@@ -243,16 +249,16 @@ def check_same_parameters(phase: Phase, model: nn.Module, batch: dict, expected:
 
 def check_length(phase: Phase, model_config, teacher=None) -> None:
     """Raises ValueError if the model or its teacher has too few positions for the rows."""
-    max_length = phase.train.max_seq_length
+    max_length, corpus = phase.train.max_seq_length, f"{prefix_of(phase.name)}corpus"
     if max_length > model_config.max_position_embeddings:
         raise ValueError(
-            f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
+            f"{corpus} has rows of {max_length} tokens, but max_position_embeddings is "
             f"{model_config.max_position_embeddings}: build the corpus with a smaller "
             f"max_seq_length, or set config.model.max_position_embeddings={max_length}"
         )
     if teacher and max_length > teacher.max_position_embeddings:
         raise ValueError(
-            f"the corpus has rows of {max_length} tokens, and the teacher only "
+            f"{corpus} has rows of {max_length} tokens, and the teacher only "
             f"{teacher.max_position_embeddings} positions: build it with a smaller max_seq_length"
         )
 

@@ -156,7 +156,7 @@ def check_settings(workdir: pathlib.Path, settings: dict, may_change: Collection
     if "num_epochs" not in settings:  # In fine-tuning, num_steps follows from the data.
         lengths.add("num_steps")
     if any(saved.get(name) != settings.get(name) for name in lengths):
-        advice = f"{how_to_train_further(workdir, settings)}{advice}"
+        advice = f"{how_to_train_further(workdir, settings | saved)}{advice}"
     check_equal_settings(saved, settings, path, may_change, advice)
 
 
@@ -168,10 +168,14 @@ def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
         further = f"start another one, in another workdir, with config.init_from={weights}"
         return f"{reason}. To train it further, {further}. "
     if settings.get("decay_steps") is not None:
+        lengths = [n for name, n in settings.items() if f".{name}".endswith(".num_steps")]
+        stable_step = sum(lengths) - settings["decay_steps"]
+        steps = [step for step in saved_steps(workdir / "checkpoints") if step <= stable_step]
         return (
-            f"{reason}. To go on from its last step at a constant learning rate, start another one "
-            "in another workdir, with other decay_steps, num_steps or later phases, and "
-            f"--config.branch_from={shlex.quote(str(workdir))}/checkpoints/STEP. "
+            f"{reason}. To continue from its last step at a constant learning rate, start another "
+            "one in another workdir, with other decay_steps, num_steps or later phases, and "
+            f"--config.branch_from={shlex.quote(str(workdir))}/checkpoints/"
+            f"{max(steps, default=stable_step)}. "
         )
     # With the same seed it would begin with the batches that this run began with.
     return (

@@ -73,7 +73,9 @@ PER_TRIAL = {
 # How it is trained. Trials with other values still share their examples.
 TRAINING = {
     "batch_size": Field(32, "Examples per update, over all devices.", AT_LEAST_1),
-    "optimizer": Field("adamw", 'Or "bert_adam", the released optimizer, or "lamb".'),
+    "optimizer": Field(
+        "adamw", 'Or "bert_adam", the released optimizer, "lamb" or "stable_adamw".'
+    ),
     "decay_from": Field("step_0", 'As in the released code; or "warmup_end", as in transformers.'),
     "decay_power": Field(1.0, "Polynomial decay: 1 is linear, 0 constant.", AT_LEAST_0),
     "clip_norm": Field(1.0, "Maximum norm of the gradient of all parameters.", POSITIVE),

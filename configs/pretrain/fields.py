@@ -19,6 +19,13 @@ from bert_jax.runtime.config_fields import (
 
 FROM_0_BELOW_1 = Bounds(0, 1, excludes_maximum=True)
 A_RATE = Bounds(0.001, 0.999)
+MAX_SEQ_LENGTH = Field(
+    None, "Row length; a corpus with another length is refused. None: any.", AT_LEAST_1, kind=int
+)
+ROPE_BASES = {
+    f"model.{kind}_rope_base": Field(None, f"RoPE base (theta) of {kind} layers.", kind=float)
+    for kind in ("global", "local")
+}
 
 # A phase after the first: the fields that it sets anew, with the names that they have for the first
 # phase. None: as in the phase before, unless said otherwise. Those of paths and of running may
@@ -34,24 +41,24 @@ PHASE_PATHS = {
 PHASE_TRAINING = {
     "num_steps": Field(0, "Updates; 0: the phase is skipped.", AT_LEAST_0),
     "batch_size": Field(None, "Rows per update, over all devices.", AT_LEAST_1, kind=int),
-    "max_seq_length": Field(
-        None, "Tokens of a row; a corpus with others is refused. None: any.", AT_LEAST_1, kind=int
-    ),
+    "max_seq_length": MAX_SEQ_LENGTH,
     "max_predictions": Field(None, "None: from masking.rate (77 of 512 tokens).", kind=int),
     # A new warm-up and decay begin with the phase if it sets one of the next two.
     "learning_rate": Field(
         None,
-        "Peak, for a warm-up and decay of its own. None: as in the first phase.",
+        "Peak, for a warm-up and decay of its own. None: as in the phase before.",
         POSITIVE,
         kind=float,
     ),
     "warmup_steps": Field(
-        None, "Steps of a warm-up of its own. None: 0, or without a learning_rate none.", kind=int
+        None,
+        "Warm-up steps of this phase's own schedule. None: 0 if learning_rate is set; otherwise "
+        "the schedule continues.",
+        kind=int,
     ),
     "masking.rate": Field(None, "Fraction of the tokens to predict.", A_RATE, kind=float),
     # Fields of the model that change none of its parameters.
-    "model.global_rope_base": Field(None, "Of the rotations in global layers.", kind=float),
-    "model.local_rope_base": Field(None, "Of the rotations in local layers.", kind=float),
+    **ROPE_BASES,
     "model.max_position_embeddings": Field(None, "Tokens of the longest sequence.", kind=int),
 }
 PHASE_RUNNING = {
@@ -91,7 +98,7 @@ PATHS = {
     ),
     "branch_from": Field(
         "",
-        "A checkpoint of another run, DIR/checkpoints/STEP, from which this run goes on: several "
+        "A checkpoint of another run, DIR/checkpoints/STEP, from which this run continues: several "
         "decays (decay_steps) of one run at a constant rate.",
     ),
     "distillation.teacher": Field(
@@ -119,9 +126,7 @@ TRAINING = {
         "Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).",
         kind=int,
     ),
-    "max_seq_length": Field(
-        None, "Tokens of a row; a corpus with others is refused. None: any.", AT_LEAST_1, kind=int
-    ),
+    "max_seq_length": MAX_SEQ_LENGTH,
     # A second phase, on longer rows. It has a warm-up and decay of its own if learning_rate or
     # warmup_steps is given; otherwise there is one over both phases.
     **with_prefix("long_phase", LONG_PHASE_TRAINING),
@@ -205,8 +210,8 @@ TRAINING = {
     "decay_steps": Field(
         None,
         "Last steps of the run, in which the learning rate falls to 0; until then it keeps its "
-        "peak (warm-up, stable, decay), and decay_from and decay_power have no effect. 0: it never "
-        "falls. None: it decays as these two say.",
+        "peak (warm-up, stable, decay). 0: it never falls. None: it decays as decay_from and "
+        "decay_power say.",
         kind=int,
     ),
     "decay_shape": Field(
@@ -307,8 +312,7 @@ MODERNBERT = {
     "model.attention_window": Field(
         128, "Window of local layers: they see half as many tokens on each side."
     ),
-    "model.global_rope_base": Field(None, "Of the rotations in global layers.", kind=float),
-    "model.local_rope_base": Field(None, "Of the rotations in local layers.", kind=float),
+    **ROPE_BASES,
     "model.dropout_rate": Field(0.0, "Within feed-forward layers."),
     "model.embedding_dropout_rate": Field(None, "None: dropout_rate.", kind=float),
     "model.attention_dropout_rate": Field(
@@ -355,16 +359,19 @@ def make_later_phases(*phases: Mapping[str, object]) -> ConfigDict:
     return later
 
 
-def phases_of(config: ConfigDict) -> dict[str, ConfigDict]:
-    """Returns the group of fields of each phase, in their order; "" has those of the first."""
-    later = config.later_phases
+def phases_of(config: Mapping) -> dict[str, Mapping]:
+    """Returns the group of fields of each phase, in their order; "" has those of the first.
+
+    `config` is a configuration, or what a run of some version has stored of it.
+    """
+    later = config.get("later_phases") or {}
     for name in later:
-        if not re.fullmatch(r"phase_\d+", name):
+        if not re.fullmatch(r"phase_([3-9]|[1-9]\d+)", name):
             raise ValueError(
-                f"config.later_phases.{name}: not phase_3, phase_4; {MAKE_LATER_PHASES}"
+                f"config.later_phases.{name}: not phase_3, phase_4, ...; {MAKE_LATER_PHASES}"
             )
     names = sorted(later, key=lambda name: int(name.removeprefix("phase_")))
-    groups = {"": config, "long_phase": config.long_phase}
+    groups = {"": config, "long_phase": config.get("long_phase") or {}}
     return groups | {f"later_phases.{name}": later[name] for name in names}
 
 

@@ -81,8 +81,12 @@ def test_command_to_train_further_can_be_pasted_whatever_the_paths(tmp_path):
     command = how_to_train_further(workdir, settings).splitlines()[1]
     words = shlex.split(command)
     assert f"--config.init_from={workdir}" in words and f"--config.corpus={corpus}" in words
-    advice = how_to_train_further(workdir, settings | {"decay_steps": 0})
-    assert f"--config.branch_from={shlex.quote(str(workdir))}/checkpoints/STEP" in advice
+    lengths = {"num_steps": 20, "long_phase.num_steps": 0, "later_phases.phase_3.num_steps": 5}
+    for step, saved in ((21, ()), (10, (5, 10, 23))):  # Of 21 stable steps.
+        for each in saved:
+            (workdir / "checkpoints" / str(each)).mkdir(parents=True)
+        advice = how_to_train_further(workdir, settings | lengths | {"decay_steps": 4})
+        assert f"--config.branch_from={shlex.quote(str(workdir))}/checkpoints/{step}. " in advice
     advice = how_to_train_further(workdir, {"num_steps": 1})
     assert f"config.init_from={shlex.quote(str(workdir))}" in advice
 
