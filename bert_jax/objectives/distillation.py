@@ -322,7 +322,7 @@ class Distillation:
 
     def compare(self, student: dict, teacher: dict, batch: Batch) -> Sums:
         """Returns the `sums` for what a student and a teacher return; see `DistillationModel`."""
-        found = {}
+        weights, found = loss_weights(batch), {}
         if "mlm" in self.losses:
             found["mlm"], correct = cross_entropy(student["mlm"], batch["targets"])
         if "soft" in self.losses:
@@ -334,11 +334,14 @@ class Distillation:
         if "hidden" in self.losses:
             found["hidden"] = mean_square(student["hidden"], teacher["hidden"], -1).sum(0)
         if "attention" in self.losses:
-            # Of a pair that is outside of a window of either layer, there is nothing to learn.
-            visible = (student["visible"] & teacher["visible"])[:, :, 0]
+            # Pairs outside of a window of either layer do not count: those that a token sees have
+            # the weight of all pairs of the token, so that local layers weigh as much as others.
+            visible = (student["visible"] & teacher["visible"])[:, :, 0] & (weights["attention"] > 0)
+            num_visible = jnp.maximum(jnp.sum(visible, axis=-1, keepdims=True), 1)
+            scale = jnp.sum(weights["attention"], axis=-1, keepdims=True) / num_visible
             differences = mean_square(student["attention"], teacher["attention"], 2)
-            found["attention"] = jnp.where(visible, differences, 0.0).sum(0)
-        weights, sums = loss_weights(batch), {}
+            found["attention"] = jnp.where(visible, differences * scale, 0.0).sum(0)
+        sums = {}
         for name, losses in found.items():
             sums[f"{name}_loss"] = jnp.sum(losses * weights[name]), jnp.sum(weights[name])
         if "mlm" in self.losses:

@@ -17,6 +17,7 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.pretrain import bert_base
 from bert_jax.model.architecture import config_to_settings
+from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.distillation import Distillation, DistillationModel
@@ -90,13 +91,11 @@ def reference(model, params, batch):
                 sums["hidden"] += ((one - other) ** 2).mean()
             one, other = (each["embeddings"][row, token] for each in (x, y))
             sums["embeddings"] += ((one - other) ** 2).mean()
-            for seen in np.flatnonzero(ids == ids[token]):
-                num_pairs += 1
-                if abs(seen - token) > window:  # Of the two layers, the teacher's is local.
-                    continue
-                for layer in range(2):
-                    one, other = (each["attention"][layer, row, :, token, seen] for each in (x, y))
-                    sums["attention"] += ((one - other) ** 2).mean()
+            pairs = np.flatnonzero(ids == ids[token])
+            num_pairs += len(pairs)
+            seen = pairs[abs(pairs - token) <= window]  # Of the two layers, the teacher's is local.
+            one, other = (each["attention"][:, row, :, token, seen] for each in (x, y))
+            sums["attention"] += len(pairs) * 2 * ((one - other) ** 2).mean()
     counts = dict.fromkeys(LOSSES, num_tokens) | {"soft": num_targets, "attention": num_pairs}
     return {f"{name}_loss": (sums[name], counts[name]) for name in LOSSES} | suites.cross_entropy(
         "mlm", x["mlm"], batch["targets"], batch["target_weights"]
@@ -132,6 +131,24 @@ def test_each_loss_alone_is_what_it_is_beside_the_others(weights):
     (_, together), _ = suites.plain_update(CASE)
     for name, values in sums.items():
         np.testing.assert_allclose(values, together[name], rtol=1e-5, err_msg=name)
+
+
+def test_attention_of_a_local_layer_weighs_as_much_as_that_of_a_global_one():
+    batch = {
+        "sequence_ids": jnp.array([[1, 1, 1, 1, 1, 2, 2, 0]]),
+        "target_weights": jnp.zeros((1, 1)),
+    }
+    masks = [AttentionMask(batch["sequence_ids"]), AttentionMask(batch["sequence_ids"], window=1)]
+    visible = jnp.stack([mask.pairs() for mask in masks])
+    # The differences are 1 and 2; those that a window hides are large, as those of padding.
+    teacher = {"attention": jnp.zeros((2, 1, 4, 8, 8)), "visible": jnp.ones_like(visible)}
+    scores = jnp.where(visible, jnp.array([1.0, 2.0])[:, None, None, None, None], 100.0)
+    scores = jnp.where(batch["sequence_ids"][:, None, :, None] > 0, scores, 100.0)
+    student = {"attention": jnp.broadcast_to(scores, (2, 1, 4, 8, 8)), "visible": visible}
+    found = make_objective({"attention": 1.0}).compare(student, teacher, batch)
+    assert {name: (float(x), float(n)) for name, (x, n) in found.items()} == {
+        "attention_loss": (pytest.approx(29 * (1 + 4)), 29)
+    }
 
 
 def float64_scores(params: dict, x: np.ndarray, layer: int, num_heads: int) -> np.ndarray:
