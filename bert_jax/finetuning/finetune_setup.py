@@ -98,8 +98,10 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
     Raises ValueError if the configuration is invalid.
     """
     model_config = config_from_settings(source.settings)
+    rates = dict.fromkeys(getattr(model_config, "pretraining_rates", ()))
     if (rate := config.model.get("classifier_dropout_rate")) is not None:
-        model_config = dataclasses.replace(model_config, classifier_dropout_rate=rate)
+        rates["classifier_dropout_rate"] = rate
+    model_config = dataclasses.replace(model_config, **rates)
     mesh = make_mesh(**config.mesh)
     plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
     model = make_model(model_config, data.head_settings, plan)

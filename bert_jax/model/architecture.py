@@ -11,16 +11,17 @@ That file offers:
   share them; `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
   `pools_positions`, whether heads that predict each position read it through the pooler;
   `pooler_in_lm_head`, the part of the head for tokens from which the pooler of a task starts;
-  `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions; and
-  `embedding_dropout_rate`, `attention_output_dropout_rate` and `classifier_dropout_rate`, if they
-  are not `dropout_rate`;
+  `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions;
+  `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`; and
+  `pretraining_rates`, the names of rates that fine-tuning sets to None;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `LayerInputs(config)`, which builds from a batch what all layers read beside the hidden states: an
   `AttentionMask`, with whatever else they share, such as tables of rotations;
 - `encoder_layers(config)`, all layers in their order, as Flax modules without a parent. Equal
   modules are alike, and compiled once (`layer_stack.py`). A layer has the methods `attend`;
   `finish`, which treats each position on its own; `scores`, which attention maps and distillation
-  read; and `dropout_places`, where it drops elements, with the rate of each;
+  read; and `dropout_places`, where it drops elements, with the rate of each: "rate" or
+  "attention_rate" of `Dropout`, which a step sets, or a number, which the model config fixes;
 - `Last(config)`, between the last layer and all heads: `layers.Identity`, or a LayerNorm;
 - `Pooler(config)`, `LmHead(config)` and `PairHead(config)`;
 - `RULES`, the sharding of its parameters, and `flops_per_row`.

@@ -97,7 +97,7 @@ class EncoderLayer(nn.Module):
 
     config: BertConfig
 
-    # Where it drops elements, and the rate of `Dropout` that each place has.
+    # Where it drops elements, and the rate of each place: one of `Dropout`.
     dropout_places: ClassVar[Mapping[str, str]] = {
         "attention": "attention_rate",
         "attention_output": "rate",

@@ -29,22 +29,17 @@ class Dropout(NamedTuple):
         until the rows of a microbatch are known.
       rate: probability of each element to be zeroed, in [0, 1).
       attention_rate: probability of each attention weight to be zeroed; None means `rate`.
-      attention_output_rate: that of attention's output, in architectures where it is another; None
-        means `attention_rate`.
     """
 
     key: jax.Array
     rows: jax.Array | None
     rate: float | jax.Array
     attention_rate: float | jax.Array | None = None
-    attention_output_rate: float | jax.Array | None = None
 
     def rate_of(self, name: str) -> float | jax.Array:
         """Returns the field `name`, one of the rates, or its default."""
-        rate, default = getattr(self, name), "rate"
-        if name == "attention_output_rate":
-            default = "attention_rate"
-        return self.rate_of(default) if rate is None else rate
+        rate = getattr(self, name)
+        return self.rate if rate is None else rate
 
     def at_place(self, name: str) -> "Dropout":
         """Returns the dropout of the place `name` in the model, with a key of its own.
@@ -135,8 +130,15 @@ class HiddenDropout(NamedTuple):
         return self._replace(words=tuple(chosen))
 
 
-def hidden_dropout(dropout: Dropout, shape: tuple[int, ...]) -> HiddenDropout:
-    """Returns dropout of hidden states `[batch, *shape, columns]`."""
+def is_zero(rate: float | jax.Array) -> bool:
+    """Returns whether a rate is the number 0: nothing is drawn; a traced one may be any."""
+    return isinstance(rate, int | float) and rate == 0
+
+
+def hidden_dropout(dropout: Dropout, shape: tuple[int, ...]) -> HiddenDropout | None:
+    """Returns dropout of hidden states `[batch, *shape, columns]`; None if its rate is zero."""
+    if is_zero(dropout.rate):
+        return None
     words = random_words(jax.random.bits(dropout.key, (2, 2), jnp.uint32), dropout.rows, shape)
     rate = jnp.asarray(dropout.rate, jnp.float32)
     threshold = jnp.round((rate - 0.5) * 2.0**32).astype(jnp.int32)
@@ -241,11 +243,15 @@ def finishing_dropout(dropout: LayerDropout, positions: jax.Array) -> LayerDropo
 
 
 def layer_dropout(
-    dropout: Dropout, places: Mapping[str, str], num_layers: int, num_heads: int, length: int
+    dropout: Dropout,
+    places: Mapping[str, str | float],
+    num_layers: int,
+    num_heads: int,
+    length: int,
 ) -> LayerDropout:
-    """Returns the dropout of all layers, stacked; `places` have the rate of `Dropout` of each.
+    """Returns the dropout of all layers, stacked, without the places whose rate is zero.
 
-    A place whose rate is the number 0, not a traced one, is left out.
+    `places` has the rate of each: the name of one of `Dropout`, or a number.
 
     Drawn for all layers at once: in each layer, it would be some thirty small operations.
     """
@@ -253,10 +259,11 @@ def layer_dropout(
     def draw(key):
         drawn = {}
         keys = jax.random.split(key, len(places))
-        for (place, rate_name), own_key in zip(places.items(), keys, strict=True):
-            own = dropout._replace(key=own_key, rate=dropout.rate_of(rate_name))
-            if isinstance(own.rate, int | float) and own.rate == 0:
+        for (place, rate), own_key in zip(places.items(), keys, strict=True):
+            rate = dropout.rate_of(rate) if isinstance(rate, str) else rate
+            if is_zero(rate):
                 continue
+            own = Dropout(own_key, dropout.rows, rate)
             if place == "attention":
                 drawn[place] = attention_dropout(own, num_heads, length)
             else:

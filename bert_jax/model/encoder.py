@@ -105,9 +105,8 @@ class Encoder(nn.Module):
             if rate is not None:
                 at_embeddings = at_embeddings._replace(rate=rate)
             embedding_dropout = hidden_dropout(at_embeddings, (length,))
-            rate = getattr(self.config, "attention_output_dropout_rate", None)
             dropouts = layer_dropout(
-                dropout.at_place("layers")._replace(attention_output_rate=rate),
+                dropout.at_place("layers"),
                 architecture_of(self.config).encoder_layers(self.config)[0].dropout_places,
                 self.config.num_layers,
                 self.config.num_heads,

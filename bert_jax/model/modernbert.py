@@ -13,7 +13,6 @@ of a batch, L the length of a row, H the hidden size, D the size of a head.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
@@ -99,7 +98,7 @@ class ModernBertConfig:
     attention_dropout_rate: float | None = None
     """Dropout rate of attention's probabilities and of its output; None means `dropout_rate`."""
     attention_output_dropout_rate: float | None = None
-    """Dropout rate of attention's output alone; None means `attention_dropout_rate`."""
+    """Dropout rate of attention's output alone, in pre-training; None: `attention_dropout_rate`."""
     classifier_dropout_rate: float | None = None
     """Dropout rate before the last dense layer of a task; None means `dropout_rate`."""
     causal: bool = False
@@ -135,6 +134,8 @@ class ModernBertConfig:
         "layer_norm_epsilon",
     )
     """Fields that are known from a model's weights, and cannot be chosen anew."""
+    pretraining_rates: ClassVar[tuple[str, ...]] = ("attention_output_dropout_rate",)
+    """Dropout rates that fine-tuning sets to None."""
     pools_positions: ClassVar[bool] = True
     """Heads that predict each position apply the pooler to it, too."""
     pooler_in_lm_head: ClassVar[str] = "transform"
@@ -299,12 +300,6 @@ class EncoderLayer(nn.Module):
     is_global: bool
     has_attention_norm: bool = True
 
-    dropout_places: ClassVar[Mapping[str, str]] = {
-        "attention": "attention_rate",
-        "attention_output": "attention_output_rate",
-        "feed_forward": "rate",
-    }
-
     def setup(self):
         config = self.config
         size, inner = config.hidden_size, config.intermediate_size
@@ -321,6 +316,16 @@ class EncoderLayer(nn.Module):
         self.intermediate = Dense(inner, initial, has_bias=has_bias)
         self.gate = Dense(inner, initial, has_bias=has_bias)
         self.output = RowParallelDense(size, config.output_range, has_bias=has_bias)
+
+    @property
+    def dropout_places(self) -> dict[str, str | float]:
+        """Where it drops elements, and the rate of each place."""
+        of_output = self.config.attention_output_dropout_rate
+        return {
+            "attention": "attention_rate",
+            "attention_output": "attention_rate" if of_output is None else of_output,
+            "feed_forward": "rate",
+        }
 
     def __call__(self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout) -> jax.Array:
         """Maps hidden states `[B, L, H]` to those after this layer."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from absl import logging
+
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.model.transformers_format import ACTIVATIONS, HeadNames, TransformersFormat
 
@@ -21,7 +23,6 @@ _KEYS = {
     "pooler_bias": "classifier_bias",
     "decoder_bias": "decoder_bias",
     "ties_embeddings": "tie_word_embeddings",
-    # transformers has no rate of attention's output alone.
     "dropout_rate": "mlp_dropout",
     "embedding_dropout_rate": "embedding_dropout",
     "attention_dropout_rate": "attention_dropout",
@@ -130,6 +131,10 @@ def config_to_json(config: ModernBertConfig) -> dict:
     for field in _OTHER_RATES:
         if getattr(config, field) is None:
             values[_KEYS[field]] = config.dropout_rate
+    if (rate := config.attention_output_dropout_rate) is not None:
+        logging.warning(
+            "not exported: attention_output_dropout_rate=%g; transformers has none of its own", rate
+        )
     values |= {key: names[getattr(config, field)] for field, key in _ACTIVATION_KEYS.items()}
     bases = {
         "full_attention": config.global_rope_base,

@@ -336,7 +336,8 @@ class Distillation:
         if "attention" in self.losses:
             # Pairs outside of a window of either layer do not count: those that a token sees have
             # the weight of all pairs of the token, so that local layers weigh as much as others.
-            visible = (student["visible"] & teacher["visible"])[:, :, 0] & (weights["attention"] > 0)
+            visible = (student["visible"] & teacher["visible"])[:, :, 0]
+            visible &= weights["attention"] > 0
             num_visible = jnp.maximum(jnp.sum(visible, axis=-1, keepdims=True), 1)
             scale = jnp.sum(weights["attention"], axis=-1, keepdims=True) / num_visible
             differences = mean_square(student["attention"], teacher["attention"], 2)

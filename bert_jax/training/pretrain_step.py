@@ -133,13 +133,10 @@ def gradients_of_shard(model, objective, num_microbatches, params, batch, counts
     return accumulate_gradients(loss_fn, params, microbatches, num_microbatches)
 
 
-def step_dropout(model_config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout | None:
-    """Returns the dropout of a step at the rates of `model_config`; None if all are 0."""
-    rate, attention_rate = model_config.dropout_rate, model_config.attention_dropout_rate
-    others = ("embedding_dropout_rate", "attention_output_dropout_rate")
-    if not any((rate, attention_rate, *(getattr(model_config, name, None) for name in others))):
-        return None
-    return Dropout(key, batch["dropout_rows"], rate, attention_rate)
+def step_dropout(model_config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout:
+    """Returns the dropout of a step at the rates of `model_config`."""
+    rates = model_config.dropout_rate, model_config.attention_dropout_rate
+    return Dropout(key, batch["dropout_rows"], *rates)
 
 
 def make_eval_step(

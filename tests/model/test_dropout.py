@@ -16,7 +16,7 @@ from bert_jax.model.dropout import (
     random_bits,
     random_words,
 )
-from bert_jax.model.modernbert import EncoderLayer
+from bert_jax.model.modernbert import ModernBertConfig, encoder_layers
 
 SHAPE = (32, 128, 256)
 SIZE = 32 * 128 * 256
@@ -216,12 +216,15 @@ def test_attention_has_its_own_rate(rate, attention_rate):
 
 
 def test_output_of_attention_may_have_a_rate_of_its_own():
-    places = EncoderLayer.dropout_places
-    for rates, expected in (
-        ((0.0, None, 0.5), {"attention_output": 0.5}),
-        ((0.0, 0.5, None), {"attention": 0.5, "attention_output": 0.5}),
-        ((0.5, 0.0, None), {"feed_forward": 0.5}),
+    for rates, of_output, expected in (
+        ((0.0, None), 0.5, {"attention_output": 0.5}),
+        ((0.5, None), 0.0, {"attention": 0.5, "feed_forward": 0.5}),
+        ((0.0, 0.5), None, {"attention": 0.5, "attention_output": 0.5}),
+        ((0.5, 0.0), None, {"feed_forward": 0.5}),
+        ((0.0, 0.0), None, {}),
     ):
+        config = ModernBertConfig(attention_output_dropout_rate=of_output)
+        places = encoder_layers(config)[0].dropout_places
         dropout = Dropout(jax.random.key(0), np.arange(2), *rates)
         found = layer_dropout(dropout, places, num_layers=1, num_heads=2, length=4)
         assert {place: 1 - 1 / float(each.scale[0]) for place, each in found.items()} == expected

@@ -109,11 +109,20 @@ def test_model_config_is_the_same_after_config_json(fields):
     assert [getattr(again, name) for name in fixed] == [getattr(config, name) for name in fixed]
 
 
-@pytest.mark.parametrize("name", ["dropout_rate", "embedding_dropout_rate"])
+def test_rate_that_transformers_does_not_have_is_logged(caplog):
+    values = config_to_json(ModernBertConfig(attention_output_dropout_rate=0.1))
+    assert values == config_to_json(ModernBertConfig())
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("not exported: attention_output_dropout_rate=0.1; transformers has")
+
+
+@pytest.mark.parametrize(
+    "name", ["dropout_rate", "embedding_dropout_rate", "attention_output_dropout_rate"]
+)
 def test_each_rate_of_dropout_has_an_effect_in_training(name):
     rates = {"dropout_rate": 0.0, "embedding_dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+    rates["attention_output_dropout_rate"] = 0.0
     rows, key = {"dropout_rows": np.arange(2)}, jax.random.key(0)
-    assert step_dropout(ModernBertConfig(**rates), rows, key) is None
     config = ModernBertConfig(50, 16, 2, 2, intermediate_size=8, **rates | {name: 0.5})
     tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
     names = ("tokens", "position_ids", "segment_ids", "sequence_ids")
@@ -151,7 +160,7 @@ def test_fields_of_bert_are_not_taken_for_those_of_modernbert():
     # Its first phase has other rotations than the released model, which ends with longer rows.
     recipe = {"global_rope_base": 10_000.0, "attention_output_dropout_rate": 0.1}
     assert make_model_config(config, 50368) == ModernBertConfig(**recipe)
-    config.model.update(dict.fromkeys(recipe))
+    config.model.update(dict.fromkeys((*recipe, "local_rope_base", "max_position_embeddings")))
     config.model.size = "ettin-17m"
     assert make_model_config(config, 100) == ModernBertConfig.named("ettin-17m", vocab_size=100)
 

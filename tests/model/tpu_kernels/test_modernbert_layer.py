@@ -12,7 +12,7 @@ from bert_jax.model.dropout import Dropout, layer_dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.layer_stack import run_layers
-from bert_jax.model.modernbert import EncoderLayer, LayerInputs, ModernBertConfig
+from bert_jax.model.modernbert import LayerInputs, ModernBertConfig, encoder_layers
 from tests.helpers.models import example_batch
 
 # The first layer, two periods of local, local and global layers, of which one is in a loop.
@@ -51,7 +51,7 @@ def make_params(config: ModernBertConfig) -> dict:
 
 def outputs_and_gradients(config, plan, rate, params, x, dy, inputs, positions):
     settings = Dropout(jax.random.key(1), np.arange(BATCH), rate)
-    places = EncoderLayer.dropout_places
+    places = encoder_layers(config)[0].dropout_places
     dropout = layer_dropout(settings, places, config.num_layers, config.num_heads, LENGTH)
 
     def loss(params, x):
