@@ -115,7 +115,7 @@ def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_modernbert(holds, tmp_path):
     holds(MODERNBERT, tmp_path)
