@@ -1,7 +1,7 @@
 """Attention that never holds the probabilities of all pairs of positions, on any device.
 
-A block of queries at a time attends to spans of keys, with a running softmax (Milakov and
-Gimelshein, 2018; Dao et al., 2022), so that memory is linear in the length of rows. Spans in which
+A block of queries at a time attends to blocks of keys, with a running softmax (Milakov and
+Gimelshein, 2018; Dao et al., 2022), so that memory is linear in the length of rows. Blocks in which
 no pair of any row may attend are skipped: those of other sequences, and with a window all but one,
 and those with global positions. The gradient computes the probabilities of each block again.
 """
@@ -18,8 +18,7 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.cpu import parallel_matmul
 from bert_jax.model.dropout import AttentionDropout
 
-BLOCK = 128  # Queries that are computed at a time.
-SPAN = 128  # Keys that they read at a time, without a window; a multiple of BLOCK.
+BLOCK = 128  # Queries that are computed at a time, and keys that they read.
 CONTEXT = "context"
 """The name of attention's result for `jax.checkpoint`."""
 
@@ -76,8 +75,7 @@ def blocked_attention(
     softmax is in float32.
     """
     rows = _Rows(query, key, value, mask, dropout)
-    unit = BLOCK if mask.window is not None or rows.length <= BLOCK else SPAN
-    padded = rows.padded(-(-rows.length // unit) * unit)
+    padded = rows.padded(-(-rows.length // BLOCK) * BLOCK)
     return _attention(padded)[:, :, : rows.length]
 
 
@@ -172,21 +170,19 @@ _attention.defvjp(_forward, _backward)
 
 
 class _KeySpans(NamedTuple):
-    """The keys that each block of queries reads: a band, and then spans of a list.
+    """The keys that each block of queries reads: a band, and then blocks of a list.
 
     Attributes:
       band_starts: int32 `[blocks]`; None without a band.
       band_size: of the band.
-      starts: int32 `[blocks, spans]`; None without a list.
-      counts: int32 `[blocks]`, how many spans of its list a block reads.
-      size: of these spans.
+      starts: int32 `[blocks, blocks of keys]`; None without a list.
+      counts: int32 `[blocks]`, how many of its list a block of queries reads.
     """
 
     band_starts: jax.Array | None
     band_size: int
     starts: jax.Array | None
     counts: jax.Array | None
-    size: int
 
     def loop(self, block: jax.Array, add_span, state):
         """Calls `add_span(start, size, is new, state)` for each span, which returns the state.
@@ -201,9 +197,9 @@ class _KeySpans(NamedTuple):
         def add_listed(index, state):
             start, is_new = self.starts[block, index], None
             if self.band_starts is not None:
-                place = start + jnp.arange(self.size) - self.band_starts[block]
+                place = start + jnp.arange(BLOCK) - self.band_starts[block]
                 is_new = (place < 0) | (place >= self.band_size)
-            return add_span(start, self.size, is_new, state)
+            return add_span(start, BLOCK, is_new, state)
 
         return lax.fori_loop(0, self.counts[block], add_listed, state)
 
@@ -211,43 +207,41 @@ class _KeySpans(NamedTuple):
 def _key_spans(rows: _Rows) -> _KeySpans:
     """Returns the spans that hold all keys that some query of each block sees."""
     mask, length = rows.mask, rows.length
-    band_starts, band_size, size = None, 0, min(SPAN, length)
+    first_keys, band_starts, band_size = jnp.arange(0, length, BLOCK), None, 0
     if mask.window is not None:
         after = 0 if mask.causal else mask.window
-        band_size, size = min(mask.window + BLOCK + after, length), BLOCK
-        band_starts = jnp.arange(0, length, BLOCK) - mask.window
-        band_starts = jnp.clip(band_starts, 0, length - band_size)
+        band_size = min(mask.window + BLOCK + after, length)
+        band_starts = jnp.clip(first_keys - mask.window, 0, length - band_size)
         if mask.is_global is None:
-            return _KeySpans(band_starts, band_size, None, None, size)
-    is_read = _may_attend(mask, size)
+            return _KeySpans(band_starts, band_size, None, None)
+    is_read = _may_attend(mask)
     if band_starts is not None:
-        first_keys, first_of_band = jnp.arange(0, length, size), band_starts[:, None]
-        is_before = first_keys < first_of_band
-        is_after = first_keys + size > first_of_band + band_size
+        is_before = first_keys < band_starts[:, None]
+        is_after = first_keys + BLOCK > band_starts[:, None] + band_size
         is_read &= is_before | is_after  # Not within the band.
-    starts = jnp.argsort(~is_read, axis=1, stable=True) * size
-    return _KeySpans(band_starts, band_size, starts, jnp.sum(is_read, axis=1), size)
+    starts = jnp.argsort(~is_read, axis=1, stable=True) * BLOCK
+    return _KeySpans(band_starts, band_size, starts, jnp.sum(is_read, axis=1))
 
 
-def _may_attend(mask: AttentionMask, size: int) -> jax.Array:
-    """Returns bool `[blocks, spans of size]`: whether a query of a block may see a key of a span.
+def _may_attend(mask: AttentionMask) -> jax.Array:
+    """Returns bool `[blocks, blocks]`: whether a query of a block may see a key of another.
 
     With a window, only those count that see all of their sequence, or are seen by all of it.
     """
+
+    def in_blocks(x):
+        return x.reshape(len(x), -1, BLOCK)
+
     # In any row, if their ranges of ids overlap. In packed rows, where ids rise and padding is
     # last, this is exact.
-    ids = jnp.where(mask.sequence_ids > 0, mask.sequence_ids, jnp.iinfo(jnp.int32).max)
-    blocks, spans = (ids.reshape(len(ids), -1, each) for each in (BLOCK, size))
-    may = blocks.min(-1)[:, :, None] <= spans.max(-1)[:, None]
-    may &= blocks.max(-1)[:, :, None] >= spans.min(-1)[:, None]
+    ids = in_blocks(jnp.where(mask.sequence_ids > 0, mask.sequence_ids, jnp.iinfo(jnp.int32).max))
+    first, last = ids.min(-1), ids.max(-1)
+    may = (first[:, :, None] <= last[:, None]) & (last[:, :, None] >= first[:, None])
     if mask.window is not None:
-        has_global = [mask.is_global.reshape(len(ids), -1, each).any(-1) for each in (BLOCK, size)]
-        may &= has_global[0][:, :, None] | has_global[1][:, None]
+        has_global = in_blocks(mask.is_global).any(-1)
+        may &= has_global[:, :, None] | has_global[:, None]
     may = jnp.any(may, axis=0)
-    if mask.causal:
-        length = ids.shape[1]
-        may &= jnp.arange(0, length, size) < jnp.arange(0, length, BLOCK)[:, None] + BLOCK
-    return may
+    return jnp.tril(may) if mask.causal else may
 
 
 def _scores(

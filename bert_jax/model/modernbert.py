@@ -154,12 +154,6 @@ class ModernBertConfig:
                 f"ModernBertConfig.attention_window is {self.attention_window}: expected an even "
                 "number, half of which is on each side"
             )
-        if self.attention_window // 2 >= self.max_position_embeddings:
-            raise ValueError(
-                f"ModernBertConfig.attention_window is {self.attention_window}, half of which on "
-                f"each side hides none of {self.max_position_embeddings} positions "
-                "(max_position_embeddings): expected a smaller one"
-            )
         if not self.attention_pattern or set(self.attention_pattern) - set("gl"):
             raise ValueError(
                 f"ModernBertConfig.attention_pattern is {self.attention_pattern!r}: expected "

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.model.attention import LONGEST_PLAIN_ROW, attention
 from bert_jax.model.attention_mask import AttentionMask
-from bert_jax.model.blocked_attention import BLOCK, SPAN, blocked_attention
+from bert_jax.model.blocked_attention import BLOCK, blocked_attention
 from bert_jax.model.dropout import AttentionDropout, Dropout, attention_dropout
 from bert_jax.model.execution import ExecutionPlan
 
@@ -28,9 +28,9 @@ MASKS = (
     {"has_ranks": True, "sees_own_rank": False, "window": 5, "has_global": True},
 )
 # Around one block, one span and two, and a row of several.
-AROUND = {size + i for size in (BLOCK, SPAN, 2 * SPAN) for i in (-1, 0, 1)}
-SHORT = tuple(sorted({1, *AROUND, 9 * SPAN - 28}))
-LONG = (16 * SPAN, 32 * SPAN + 1, 64 * SPAN)
+AROUND = {size + i for size in (BLOCK, 2 * BLOCK) for i in (-1, 0, 1)}
+SHORT = tuple(sorted({1, *AROUND, 9 * BLOCK - 28}))
+LONG = (16 * BLOCK, 32 * BLOCK + 1, 64 * BLOCK)
 
 
 def make_inputs(length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -214,7 +214,7 @@ def test_pairs_of_ranks_in_both_streams():
 
 @pytest.mark.parametrize("options", [{"window": 3}, MASKS[-1]], ids=str)
 def test_a_row_of_padding_has_no_nan(options):
-    length = SPAN + 10
+    length = BLOCK + 10
     query, key, value, dy = (np.float32(each) for each in make_inputs(length))
     mask = make_mask(length, **options)
     mask = dataclasses.replace(mask, sequence_ids=jnp.zeros((BATCH, length), jnp.int32))
@@ -229,12 +229,12 @@ def test_a_row_of_padding_has_no_nan(options):
 
 def test_masked_spans_are_not_read():
     """What another sequence holds, NaN included, does not matter where no block of it is read."""
-    length = 4 * SPAN
+    length = 4 * BLOCK
     query, key, value, _ = (np.float32(each) for each in make_inputs(length))
-    ids = np.repeat(np.arange(1, 5, dtype=np.int32), SPAN)[None].repeat(BATCH, 0)
-    key[:, :, 3 * SPAN :] = value[:, :, 3 * SPAN :] = np.nan
+    ids = np.repeat(np.arange(1, 5, dtype=np.int32), BLOCK)[None].repeat(BATCH, 0)
+    key[:, :, 3 * BLOCK :] = value[:, :, 3 * BLOCK :] = np.nan
     output = blocked_attention(query, key, value, AttentionMask(jnp.asarray(ids)))
-    assert np.isfinite(output[:, :, : 3 * SPAN]).all()
+    assert np.isfinite(output[:, :, : 3 * BLOCK]).all()
 
 
 def test_windows_with_global_positions_read_only_their_spans():
@@ -255,7 +255,7 @@ def test_windows_with_global_positions_read_only_their_spans():
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_gradient_keeps_no_array_of_pairs(window):
-    length = 4 * SPAN
+    length = 4 * BLOCK
     query, key, value, _ = (np.float32(each) for each in make_inputs(length))
     mask = AttentionMask(jnp.ones((BATCH, length), jnp.int32), window=window)
 
@@ -270,7 +270,7 @@ def test_gradient_keeps_no_array_of_pairs(window):
 @pytest.mark.parametrize("window", [None, 100])
 def test_remat_of_all_but_products_saves_the_result_and_runs_the_loop_once(window):
     """The policy sees the products within the loop, and must not save them, of all pairs."""
-    length = LONGEST_PLAIN_ROW + SPAN
+    length = LONGEST_PLAIN_ROW + BLOCK
     x = jnp.ones((BATCH, length, HEADS * HEAD_DIM))
     mask = AttentionMask(jnp.ones((BATCH, length), jnp.int32), window=window)
 

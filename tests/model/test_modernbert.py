@@ -39,7 +39,6 @@ SMALL = {
         ({"num_layers": 0}, "num_layers"),
         ({"hidden_size": 36, "num_heads": 12}, r"hidden_size \(36\)"),
         ({"attention_window": 127}, "attention_window is 127"),
-        ({"max_position_embeddings": 64}, "attention_window is 128, .* none of 64 positions"),
         ({"attention_pattern": "gx"}, "attention_pattern is 'gx'"),
         ({"attention_pattern": ""}, "attention_pattern is ''"),
         ({"activation": "swish"}, "activation is 'swish'"),
@@ -134,6 +133,11 @@ def test_each_rate_of_dropout_has_an_effect_in_training(name):
         for each in (None, step_dropout(config, rows, key))
     )
     assert np.abs(states - dropped).max() > 1e-4
+
+
+def test_window_may_be_wider_than_all_positions():
+    config = config_from_json({"max_position_embeddings": 32})
+    assert (config.attention_window, config.max_position_embeddings) == (128, 32)
 
 
 def test_local_base_of_null_is_that_of_global_layers():
