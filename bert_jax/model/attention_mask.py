@@ -14,7 +14,8 @@ class AttentionMask:
     A position attends to those of its own sequence that neither `causal`, `window` nor `ranks`
     hide. Padding attends to padding, so that no softmax is empty; unless `sees_own_rank` is False:
     then a position may see nothing, and attention gives it zeros. All arrays have one entry per
-    position and can be sliced with the row.
+    position and can be sliced with the row. No model of this package has global positions or ranks:
+    they are for architectures elsewhere.
 
     Attributes:
       sequence_ids: int32 `[batch, length]`: 1, 2, ... for each sequence, 0 for padding. Positions

@@ -1,8 +1,9 @@
 """An architecture elsewhere that uses every part of the interface of `model/architecture.py`.
 
-Its layers alternate between windows and whole sequences, the first has no norm; positions rotate;
-all layers share a parameter; the last module is a norm; it drops elements at a place of its own;
-and it has a format of its own in transformers.
+Its layers alternate between windows, in which all see the first token of their sequence and it sees
+all, and whole sequences; the first has no norm; there are no biases; positions rotate; all layers
+share a parameter; the last module is a norm; it drops elements at a place of its own; and it has a
+format of its own in transformers.
 """
 
 import dataclasses
@@ -89,7 +90,9 @@ class LayerInputs(nn.Module):
         config = self.config
         scale = self.param("scale", nn.initializers.ones, (config.hidden_size,), jnp.float32)
         turned = rotation(batch["position_ids"], 100.0, config.hidden_size // config.num_heads)
-        return Inputs(AttentionMask(batch["sequence_ids"], config.causal), turned, scale)
+        is_global = batch["position_ids"] == 0
+        mask = AttentionMask(batch["sequence_ids"], config.causal, is_global=is_global)
+        return Inputs(mask, turned, scale)
 
 
 class EncoderLayer(nn.Module):
@@ -259,7 +262,8 @@ def test_it_is_pretrained_finetuned_saved_loaded_and_exported_to_its_own_format(
         assert np.abs(before[count:] - after[count:]).max() > 0
     assert model.classify("the river").label in ("a", "b")
     maps = model.attention("the river a town the river").probabilities
-    assert (maps[0] > 0).all() and (maps[1][:, 0, 4:] == 0).all()
+    assert (maps[0] > 0).all() and (maps[1][:, 0] > 0).all() and (maps[1][:, :, 0] > 0).all()
+    assert (maps[1][:, 1, 5:] == 0).all() and maps[1].shape[-1] > 5
 
     save_huggingface(tmp_path / "exported", model.params, model.settings, model.tokenizer)
     values = json.loads((tmp_path / "exported/config.json").read_text())
