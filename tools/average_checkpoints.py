@@ -5,7 +5,7 @@ python tools/average_checkpoints.py --last=3 runs/base OUT
 
 With --last, the last N checkpoints of a workdir (`keep_checkpoints` of them are kept). OUT must not
 exist. It has no optimizer state: `bert_jax.load`, `init_from` and tools/convert_checkpoint.py take
-it like any other model. Checkpoints of other architectures, rotations or vocabularies are refused.
+it like any other model. Checkpoints of other architectures, RoPE bases or vocabularies are refused.
 """
 
 import os

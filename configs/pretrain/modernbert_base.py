@@ -15,7 +15,8 @@ the rate: 1e-5 / 8e-4 = 0.0125, the same up to phase 7.
 Differences from the paper: the batch size grows in steps rather than row by row, over 50 G tokens;
 the tokens of an update stay the same on rows of 8,192, which the paper does not say. Rows are
 packed with sequences that end with their document and attend only to themselves. Steps count full
-rows. There is no `long_phase`: phase 3 follows the first.
+rows. There is no `long_phase`: phase 3 follows the first. The sizes of Ettin
+(--config.model.size=ettin-150m) have the same RoPE bases and maximum length in training.
 
 Ettin instead lets the rate fall to half in phase 8 (1 - sqrt), and has masks of 15 % in phase 9
 (--config.later_phases.phase_9.masking.rate=0.15) and one RoPE base in all layers
