@@ -71,12 +71,12 @@ def bert_jax_step(config, tokens: np.ndarray):
 
 def resident_memory(key: str) -> int:
     """Returns the bytes of this process: "VmRSS" now, "VmHWM" at most since `reset_peak`."""
-    status = pathlib.Path("/proc/self/status").read_text()
+    status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
     return 1024 * int(re.search(rf"{key}:\s+(\d+) kB", status)[1])
 
 
 def reset_peak() -> None:
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def serve(side: str, layer: str, length: int) -> None:
