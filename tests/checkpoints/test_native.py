@@ -78,7 +78,8 @@ def test_run_keeps_the_configured_number_of_checkpoints(config, tmp_path, monkey
     monkeypatch.setattr(pretrain, "Checkpointer", open_checkpointer)
     with pytest.raises(Opened) as opened:
         pretrain.train_and_evaluate(config, tmp_path)
-    assert opened.value.args == ({"keep_last": 2, "keep_every": 4, "checksums": True},)
+    expected = {"keep_last": 2, "keep_every": 4, "keep_step": None, "checksums": True}
+    assert opened.value.args == (expected,)
 
 
 @pytest.mark.slow
