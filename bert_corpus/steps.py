@@ -33,7 +33,7 @@ from bert_jax.data.packing import token_dtype
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # About 32 KiB of text: even a few long documents have many parts, each with many pairs. Long rows
-# have longer parts: where a part ends, a row goes on in another document.
+# have longer parts: after the end of a part, the rest of a row is of another document.
 MAX_PART_TOKENS = 1 << 13
 PART_ROWS = 16  # Minimum, in the longest parts.
 # Enough parts to draw random next sentences from: 32 of the longest.
