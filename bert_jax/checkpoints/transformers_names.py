@@ -413,7 +413,6 @@ UNSUPPORTED = {
     "roformer": f"{_ROTARY}a BERT of the same language",
     "deberta": f"{_RELATIVE}roberta-base",
     "deberta-v2": f"{_RELATIVE}roberta-base, or xlm-roberta-base for other languages",
-    "mpnet": f"{_RELATIVE}roberta-base, or all-MiniLM-L6-v2 of sentence-transformers, a BERT",
     "longformer": f"its attention is windowed, with global tokens. {_LONG}",
     "big_bird": f"its attention is block-sparse. {_LONG}",
     "mobilebert": "its layers have bottlenecks. Nearest: the distilbert and tinybert models",
@@ -433,8 +432,9 @@ def check_positions(config, pad_id: int) -> None:
     """
     offset = getattr(config, "position_offset", 0)
     if offset not in (0, pad_id + 1):
+        name = getattr(config, "family", config.architecture)
         raise ValueError(
-            f"position_offset is {offset}, and so {config.family} expects padding to have the id "
+            f"position_offset is {offset}, and so {name} expects padding to have the id "
             f"{offset - 1}, but in this vocabulary it has {pad_id}: use one that "
             "tools/train_vocab.py --kind=bpe trained"
         )

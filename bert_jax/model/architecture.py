@@ -12,11 +12,13 @@ That file offers:
   `pools_positions`, whether heads that predict each position read it through the pooler;
   `pooler_in_lm_head`, the part of the head for tokens from which the pooler of a task starts;
   `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions;
-  `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`; and
+  `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`;
+  `position_offset`, the rows of its table of positions before that of the first token; and
   `pretraining_rates`, the names of rates that fine-tuning sets to None;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `LayerInputs(config)`, which builds from a batch what all layers read beside the hidden states: an
-  `AttentionMask`, with whatever else they share, such as tables of rotations;
+  `AttentionMask`, with whatever else they share, such as tables of rotations, or a `ScoreBias` of
+  distances (`score_bias.py`); it may have parameters;
 - `encoder_layers(config)`, all layers in their order, as Flax modules without a parent. Equal
   modules are alike, and compiled once (`layer_stack.py`). A layer has the methods `attend`;
   `finish`, which treats each position on its own; `scores`, which attention maps and distillation

@@ -11,6 +11,7 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.blocked_attention import CONTEXT, blocked_attention
 from bert_jax.model.cpu import attention_scores, weighted_values
 from bert_jax.model.dropout import AttentionDropout
+from bert_jax.model.score_bias import ScoreBias
 
 # Longer rows are read by blocks. On a CPU, attention in rows of 512 alone is faster by blocks, too,
 # but no whole step of them was measured (docs/log/2026-11-modernbert.md).
@@ -26,6 +27,7 @@ def attention(
     *,
     num_heads: int,
     dropout: AttentionDropout | None = None,
+    bias: ScoreBias | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
@@ -34,6 +36,7 @@ def attention(
       mask: which positions attend to each other.
       num_heads: into which `hidden` is split.
       dropout: of the probabilities, or None.
+      bias: what is added to the scores, or None.
 
     Returns:
       `[batch, length, hidden]` in the dtype of `value`. The softmax is in float32.
@@ -41,9 +44,12 @@ def attention(
     query, key, value = (split_heads(x, num_heads) for x in (query, key, value))
     query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
     if query.shape[2] > LONGEST_PLAIN_ROW:
-        context = blocked_attention(query, key, value, mask, dropout)
+        context = blocked_attention(query, key, value, mask, dropout, bias)
     else:
-        probabilities = attention_probabilities(attention_scores(query, key), mask, key.dtype)
+        scores = attention_scores(query, key)
+        if bias is not None:
+            scores += bias.scores(query, key, distance=0)
+        probabilities = attention_probabilities(scores, mask, key.dtype)
         if dropout is None:
             context = weighted_values(probabilities, value)
         else:
@@ -77,14 +83,19 @@ def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
     return jnp.swapaxes(x.reshape(*x.shape[:2], num_heads, -1), 1, 2)
 
 
-def scaled_scores(query: jax.Array, key: jax.Array, num_heads: int) -> jax.Array:
+def scaled_scores(
+    query: jax.Array, key: jax.Array, num_heads: int, bias: ScoreBias | None = None
+) -> jax.Array:
     """Returns the scores of all pairs of positions, float32 `[batch, heads, from, to]`.
 
-    `query` and `key` are `[batch, length, hidden]`.
+    `query` and `key` are `[batch, length, hidden]`; `bias` is added to the scores.
     """
     query, key = split_heads(query, num_heads), split_heads(key, num_heads)
     products = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
-    return products / math.sqrt(query.shape[-1])
+    scores = products / math.sqrt(query.shape[-1])
+    if bias is None:
+        return scores
+    return scores + bias.scores(query / math.sqrt(query.shape[-1]), key, distance=0)
 
 
 def attention_probabilities(scores: jax.Array, mask: AttentionMask, dtype) -> jax.Array:

@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.cpu import parallel_matmul
 from bert_jax.model.dropout import AttentionDropout
+from bert_jax.model.score_bias import ScoreBias
 
 BLOCK = 128  # Queries that are computed at a time, and keys that they read.
 CONTEXT = "context"
@@ -68,23 +69,24 @@ def blocked_attention(
     value: jax.Array,
     mask: AttentionMask,
     dropout: AttentionDropout | None = None,
+    bias: ScoreBias | None = None,
 ) -> jax.Array:
     """Computes attention of queries, which are scaled already, to keys and values.
 
     All are `[batch, heads, length, head_dim]`, and so is the result, in the dtype of `value`. The
-    softmax is in float32.
+    softmax is in float32. `bias` is added to the scores.
     """
     rows = _Rows(query, key, value, mask, dropout)
     padded = rows.padded(-(-rows.length // BLOCK) * BLOCK)
-    return _attention(padded)[:, :, : rows.length]
+    return _attention(padded, bias)[:, :, : rows.length]
 
 
 @jax.custom_vjp
-def _attention(rows: _Rows) -> jax.Array:
-    return _forward(rows)[0]
+def _attention(rows: _Rows, bias: ScoreBias | None) -> jax.Array:
+    return _forward(rows, bias)[0]
 
 
-def _forward(rows: _Rows):
+def _forward(rows: _Rows, bias: ScoreBias | None):
     spans = _key_spans(rows)
 
     def attend(block):
@@ -94,7 +96,7 @@ def _forward(rows: _Rows):
         def add_span(start, size, is_new, state):
             maximum, total, weighted = state
             keys = rows.at(start, size)
-            scores = _scores(queries, block * BLOCK, keys, start, is_new)
+            scores = _scores(queries, block * BLOCK, keys, start, is_new, bias)
             new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
             # Until a query's first visible key, these sums hold garbage. Then this factor is 0: the
             # maximum so far was the minimum float32.
@@ -122,11 +124,11 @@ def _forward(rows: _Rows):
     # Named, so that `jax.checkpoint` can save them, and not run the loop again for the gradient.
     outputs = checkpoint_name(_join_blocks(outputs), CONTEXT)
     log_totals = checkpoint_name(_join_blocks(log_totals), CONTEXT)
-    return outputs, (rows, outputs, log_totals)
+    return outputs, (rows, bias, outputs, log_totals)
 
 
 def _backward(residuals, dy):
-    rows, outputs, log_totals = residuals
+    rows, bias, outputs, log_totals = residuals
     spans = _key_spans(rows)
     # The sum over keys of each probability times its gradient.
     delta = jnp.sum(dy.astype(jnp.float32) * outputs.astype(jnp.float32), axis=-1, keepdims=True)
@@ -139,31 +141,39 @@ def _backward(residuals, dy):
         )
 
         def add_span(start, size, is_new, state):
-            dquery, dkey, dvalue = state
+            dquery, dkey, dvalue, dbias = state
             keys = rows.at(start, size)
-            scores = _scores(queries, block * BLOCK, keys, start, is_new)
+            scores = _scores(queries, block * BLOCK, keys, start, is_new, bias)
             probabilities = jnp.exp(scores - log_total)
             kept = _drop(queries, keys, probabilities).astype(dy.dtype)
             dkept = parallel_matmul(block_dy, keys.value.mT)
             dscores = probabilities * (_drop(queries, keys, dkept) - block_delta)
+            if bias is not None:
+                distance = start - block * BLOCK
+                of_bias = _bias_gradients(bias, queries.query, keys.key, distance, dscores)
+                dbias = jax.tree.map(jnp.add, dbias, of_bias[0])
+                dquery, dkey = dquery + of_bias[1], _add_at(dkey, start, of_bias[2])
             dscores = dscores.astype(rows.query.dtype)
             return (
                 dquery + parallel_matmul(dscores, keys.key),
                 _add_at(dkey, start, parallel_matmul(queries.query.mT, dscores).mT),
                 _add_at(dvalue, start, parallel_matmul(block_dy.mT, kept).mT),
+                dbias,
             )
 
         dquery = jnp.zeros(queries.query.shape)
-        dquery, dkey, dvalue = spans.loop(block, add_span, (dquery, *state))
-        return (dkey, dvalue), dquery
+        dquery, *state = spans.loop(block, add_span, (dquery, *state))
+        return tuple(state), dquery
 
-    state = jnp.zeros(rows.key.shape), jnp.zeros(rows.value.shape)
+    dbias = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), bias)
+    state = jnp.zeros(rows.key.shape), jnp.zeros(rows.value.shape), dbias
     blocks = jnp.arange(rows.length // BLOCK)
-    (dkey, dvalue), dquery = lax.scan(block_gradients, state, blocks)
+    (dkey, dvalue, dbias), dquery = lax.scan(block_gradients, state, blocks)
     dquery = _join_blocks(dquery)
     dtype = rows.query.dtype
     gradients = dquery.astype(dtype), dkey.astype(dtype), dvalue.astype(rows.value.dtype)
-    return (_Rows(*gradients, None, None),)
+    dbias = jax.tree.map(lambda leaf, gradient: gradient.astype(leaf.dtype), bias, dbias)
+    return _Rows(*gradients, None, None), dbias
 
 
 _attention.defvjp(_forward, _backward)
@@ -250,6 +260,7 @@ def _scores(
     keys: _Rows,
     first_key: jax.Array,
     is_new: jax.Array | None,
+    bias: ScoreBias | None,
 ) -> jax.Array:
     """Returns float32 `[batch, heads, queries, keys]`; the minimum float32 for invisible keys."""
     visible = queries.mask.pairs_with(
@@ -259,9 +270,23 @@ def _scores(
     )
     if is_new is not None:
         visible &= is_new
+    scores = parallel_matmul(queries.query, keys.key.mT)
+    if bias is not None:
+        scores += bias.scores(queries.query, keys.key, first_key - first_query)
     # Adding a score to the minimum float32 rounds back to the minimum.
-    bias = jnp.where(visible, 0.0, jnp.finfo(jnp.float32).min)
-    return parallel_matmul(queries.query, keys.key.mT) + bias
+    return scores + jnp.where(visible, 0.0, jnp.finfo(jnp.float32).min)
+
+
+def _bias_gradients(
+    bias: ScoreBias, query: jax.Array, key: jax.Array, distance: jax.Array, dscores: jax.Array
+) -> tuple:
+    """Returns the gradients of a bias, and those of the queries and keys through it."""
+
+    def scores(bias, query, key):
+        return jnp.broadcast_to(bias.scores(query, key, distance), dscores.shape)
+
+    _, backward = jax.vjp(scores, bias, query, key)
+    return backward(dscores)
 
 
 def _drop(queries: _Rows, keys: _Rows, probabilities: jax.Array) -> jax.Array:

@@ -60,7 +60,7 @@ MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
 # The type of a model -> transformers' classes that split text as we do, and the special tokens that
 # they have by default. BertJapaneseTokenizer, for one, splits otherwise than BERT.
 TOKENIZER_CLASSES = {
-    "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+    "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"),
     "BPE": ("RobertaTokenizer",),
     "Unigram": ("AlbertTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"),
 }
@@ -73,9 +73,11 @@ CLASS_OF_MODEL = {
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
+    "mpnet": "MPNetTokenizer",
 }
 UNIGRAM_ROBERTA_CLASSES = ("XLMRobertaTokenizer", "CamembertTokenizer")
-ROBERTA_CLASSES = ("RobertaTokenizer", *UNIGRAM_ROBERTA_CLASSES)
+# They have the special tokens of RoBERTa, and join texts as it does.
+ROBERTA_CLASSES = ("RobertaTokenizer", *UNIGRAM_ROBERTA_CLASSES, "MPNetTokenizer")
 SEGMENTS = "token_type_ids"  # an input of models, one of `model_input_names`
 # Classes that give a model the segments of a pair in transformers 5; in 4 all but RoBERTa's do.
 CLASSES_WITH_SEGMENTS = ("", "BertTokenizer", "ElectraTokenizer")
@@ -197,15 +199,17 @@ def _apply_files_beside(
     if kind != "WordPiece" and tokenizer_class not in GENERIC_CLASSES:
         _apply_options(path, spec, config, tokenizer_class)
     spec["post_processor"], layout = _post_processor(path, spec, beside, is_older, special_tokens)
+    mask_lstrip = False
+    if kind == "BPE" or tokenizer_class == "MPNetTokenizer":
+        masks = [token for token in added if token["content"] == special_tokens.mask]
+        mask_lstrip = mask_takes_space(path, stated, masks)
     if kind == "WordPiece":
-        model, mask_lstrip = spec["model"], False
+        model = spec["model"]
         model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
         model["unk_token"] = special_tokens.unk
         spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
         casing = _choose_casing(path, spec, config, lower_case)
     else:
-        masks = [token for token in added if token["content"] == special_tokens.mask]
-        mask_lstrip = kind == "BPE" and mask_takes_space(path, stated, masks)
         lower_cased = lower_cases(build_backend(spec, path))
         if lower_case not in (None, lower_cased):
             raise ValueError(f"{path}: the casing of a {kind} tokenizer is fixed")

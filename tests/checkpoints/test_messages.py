@@ -129,8 +129,8 @@ def renamed(name: str, new_name: str) -> dict:
             "'megatron-bert' .*its LayerNorm comes before",
         ),
         (
-            {"tensors": state_dict(), "model_type": "mpnet"},
-            "'mpnet' .*its attention has relative positions",
+            {"tensors": state_dict(), "model_type": "convbert"},
+            "'convbert' .*its layers have convolutions",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Each descendant of BERT, and ModernBERT, learns each task, and predicts alike from anywhere."""
+"""Each descendant of BERT, and each architecture, learns each task, and predicts alike anywhere."""
 
 import dataclasses
 import random
@@ -22,7 +22,11 @@ from tests.helpers.corpora import (
     write_vocabulary,
 )
 from tests.helpers.json_lines import write_lines
-from tests.helpers.models import small_model_config, small_modernbert_config
+from tests.helpers.models import (
+    small_model_config,
+    small_modernbert_config,
+    small_mpnet_config,
+)
 from tests.helpers.predict_equals_load import (
     check_answers,
     check_choices,
@@ -54,6 +58,7 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     },
     "electra": {"embedding_size": 8},
     "modernbert": {},
+    "mpnet": {},
 }
 LENGTH = 24
 
@@ -65,7 +70,8 @@ def family_tokenizer(family, directory):
     if family == "albert":
         write_albert_vocabulary(directory / "spiece.model")
         return load_tokenizer(directory / "spiece.model")
-    return load_tokenizer(write_vocabulary(directory / "vocab.txt"))
+    vocabulary = write_vocabulary(directory / "vocab.txt", pad_id=int(family == "mpnet"))
+    return load_tokenizer(vocabulary)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -78,6 +84,8 @@ def weights(request, tmp_path_factory):
         fields |= {"num_layers": 2, "attention_window": 8}  # A global layer, and a local one.
         fields["attention_output_dropout_rate"] = 0.1
         config = small_modernbert_config(tokenizer.vocab_size, **fields)
+    elif request.param == "mpnet":
+        config = small_mpnet_config(tokenizer.vocab_size, **fields)
     else:
         config = small_model_config(tokenizer.vocab_size, family=request.param, **fields)
     rng = np.random.default_rng(0)

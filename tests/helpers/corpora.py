@@ -39,8 +39,9 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(count)]
 
 
-def write_vocabulary(path: pathlib.Path, words=WORDS) -> pathlib.Path:
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *words]
+def write_vocabulary(path: pathlib.Path, words=WORDS, pad_id: int = 0) -> pathlib.Path:
+    pieces = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *words]
+    pieces.insert(pad_id, "[PAD]")
     path.write_text("".join(f"{piece}\n" for piece in pieces))
     return path
 

@@ -18,6 +18,7 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import make_model
 from bert_jax.model.modernbert import ModernBertConfig
+from bert_jax.model.mpnet import MpnetConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_vocabulary
 
@@ -36,6 +37,12 @@ def small_modernbert_config(vocab_size: int = 100, **fields) -> ModernBertConfig
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
     sizes |= {"attention_pattern": "gl", "attention_window": 8, "max_position_embeddings": 64}
     return ModernBertConfig(vocab_size, **sizes | fields)
+
+
+def small_mpnet_config(vocab_size: int = 100, **fields) -> MpnetConfig:
+    """Returns the model config of an MPNet that compiles fast; a mesh of eight divides it."""
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
+    return MpnetConfig(vocab_size, **sizes | {"max_position_embeddings": 64} | fields)
 
 
 def random_params(model, batch, std: float = 0.2) -> dict:

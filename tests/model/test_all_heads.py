@@ -6,7 +6,7 @@ from bert_jax.model.heads import HEADS
 from tests.suites import heads
 
 # Of a text, and of each token. The exhaustive tier has all heads.
-SLOW_ON_MODERNBERT = ("classification", "tagging")
+SLOW_ON_OTHERS = ("classification", "tagging")
 
 
 @pytest.mark.parametrize("holds", heads.HEAD)
@@ -15,17 +15,22 @@ def test_head(case, holds, tmp_path):
     holds(case, tmp_path)
 
 
-ON_MODERNBERT = [
-    pytest.param(case, id=name, marks=() if name in SLOW_ON_MODERNBERT else pytest.mark.exhaustive)
+ON_OTHERS = [
+    pytest.param(
+        heads.on_architecture(case, architecture),
+        id=f"{name} on {architecture}",
+        marks=() if name in SLOW_ON_OTHERS else pytest.mark.exhaustive,
+    )
     for name, case in heads.CASES.items()
+    for architecture in heads.ARCHITECTURES
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("holds", heads.HEAD)
-@pytest.mark.parametrize("case", ON_MODERNBERT)
-def test_head_on_modernbert(case, holds, tmp_path):
-    holds(heads.on_modernbert(case), tmp_path)
+@pytest.mark.parametrize("case", ON_OTHERS)
+def test_head_on_other_architectures(case, holds, tmp_path):
+    holds(case, tmp_path)
 
 
 def test_every_head_has_a_case():

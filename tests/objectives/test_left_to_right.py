@@ -24,6 +24,7 @@ CASE = suites.ObjectiveCase(
     LeftToRight(), CONFIG, {"next_token_loss": 1.0, "nsp_loss": 1.0}, reference
 )
 MODERNBERT = suites.on_modernbert(CASE)
+MPNET = suites.on_mpnet(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -35,6 +36,12 @@ def test_objective(holds, tmp_path):
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_modernbert(holds, tmp_path):
     holds(MODERNBERT, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_mpnet(holds, tmp_path):
+    holds(MPNET, tmp_path)
 
 
 LENGTHS = (11, 2, 13)

@@ -21,6 +21,7 @@ CASE = suites.ObjectiveCase(
     reference,
 )
 MODERNBERT = suites.on_modernbert(CASE)
+MPNET = suites.on_mpnet(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -32,3 +33,9 @@ def test_objective(holds, tmp_path):
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_modernbert(holds, tmp_path):
     holds(MODERNBERT, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_mpnet(holds, tmp_path):
+    holds(MPNET, tmp_path)

@@ -38,6 +38,8 @@ CASES = [
     ("Camembert", "ForMultipleChoice"),
     ("Data2VecText", "ForMaskedLM"),
     ("Ernie", "ForSequenceClassification"),
+    ("MPNet", "ForMaskedLM"),
+    ("MPNet", "ForSequenceClassification"),
     ("ModernBert", "ForMaskedLM"),
     ("ModernBert", "ForSequenceClassification"),
 ]
@@ -139,7 +141,7 @@ def assert_equal_outputs(theirs, ours) -> None:
             scores = [each.score for each in ours.rank("w1", ["w2"])]
             pair = ours.batch([("w1", "w2")])
             inputs = {"input_ids": torch.tensor(pair["tokens"])[None]}
-            if ours.config.type_vocab_size:
+            if getattr(ours.config, "type_vocab_size", 0):
                 inputs["token_type_ids"] = torch.tensor(pair["segment_ids"])[None]
             expected = theirs(**inputs).logits[0].numpy()
             np.testing.assert_allclose(scores, expected, atol=1e-5)

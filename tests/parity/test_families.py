@@ -117,6 +117,14 @@ OPTIONS = {
             "norm_eps": 1e-3,
         },
     ),
+    "MPNet": (
+        {},
+        {"hidden_act": "relu"},
+        {"num_hidden_layers": 1},
+        {"num_attention_heads": 4, "layer_norm_eps": 1e-5},
+        {"hidden_size": 30, "num_hidden_layers": 3},
+        {"intermediate_size": 17, "hidden_act": "gelu_new"},
+    ),
     # Arithmetic of RoBERTa's or of BERT's.
     "XLMRoberta": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
     "Camembert": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),

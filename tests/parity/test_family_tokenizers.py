@@ -1,4 +1,4 @@
-"""Tokenizers of RoBERTa, XLM-RoBERTa and ALBERT against transformers: 10,000 strings each."""
+"""Tokenizers of BERT's descendants against transformers: 10,000 strings each."""
 
 import itertools
 import json
@@ -189,6 +189,28 @@ def test_modernbert_equals_transformers(texts, tmp_path):
     assert_equal(ours, reference, texts, tmp_path)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_mpnet_equals_transformers(saved, texts, tmp_path):
+    special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+    trained = tokenizers.BertWordPieceTokenizer(unk_token="[UNK]", lowercase=True)
+    trained.train_from_iterator(texts[:4000], vocab_size=6000, special_tokens=special)
+    source = tmp_path / "source"
+    source.mkdir()
+    trained.save_model(str(source))
+    (source / "config.json").write_text('{"model_type": "mpnet"}')
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    assert type(reference).__name__ == "MPNetTokenizer"
+    if saved:
+        source = tmp_path / "saved"
+        reference.save_pretrained(source)
+    ours = load_tokenizer(source)
+    assert (ours.layout.num_separators, ours.layout.has_segments) == (2, False)
+    texts = [text.replace("[UNK]", "UNK") for text in texts]
+    assert_equal(ours, reference, texts, tmp_path)
+    text = "The  <mask> of <mask>."
+    assert tokenize_masked(text, ours) == reference(text)["input_ids"]
+
+
 @pytest.mark.parametrize(
     ("options", "saved"),
     [({}, False), ({}, True), ({"do_lower_case": False}, True), ({"keep_accents": True}, False)],
@@ -233,6 +255,7 @@ CLASSES = {
     "camembert": ("CamembertTokenizer", "<s>", "</s>"),
     "data2vec-text": ("RobertaTokenizer", "<s>", "</s>"),
     "ernie": ("BertTokenizer", "[CLS]", "[SEP]"),
+    "mpnet": ("MPNetTokenizer", "<s>", "</s>"),
 }
 
 
@@ -248,7 +271,7 @@ def small_tokenizer_json(family: str, post_processor: dict | None) -> dict:
     scores = [[piece, -float(index)] for index, piece in enumerate(pieces)]
     model = {"type": "Unigram", "unk_id": 3, "vocab": scores, "byte_fallback": False}
     ids = {piece: index for index, piece in enumerate(pieces)}
-    if is_bert:
+    if is_bert or family == "mpnet":
         split = {"type": "BertPreTokenizer"}
         model = {"type": "WordPiece", "unk_token": unk, "continuing_subword_prefix": "##"}
         model |= {"max_input_chars_per_word": 100, "vocab": ids}

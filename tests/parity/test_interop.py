@@ -24,6 +24,7 @@ from tests.helpers.models import (
     example_batch,
     random_params,
     small_modernbert_config,
+    small_mpnet_config,
     write_torch_model,
 )
 
@@ -252,11 +253,15 @@ def test_sentence_transformers_computes_the_vectors_of_a_bi_encoder(
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
-def test_sentence_transformers_computes_the_vectors_of_a_modernbert(pooling, normalize, tmp_path):
+@pytest.mark.parametrize("make_config", [small_modernbert_config, small_mpnet_config])
+def test_sentence_transformers_computes_the_vectors_of_other_architectures(
+    make_config, pooling, normalize, tmp_path
+):
     from sentence_transformers import SentenceTransformer
 
-    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
-    config = small_modernbert_config(tokenizer.vocab_size)
+    pad_id = int(make_config is small_mpnet_config)
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", pad_id=pad_id))
+    config = make_config(tokenizer.vocab_size)
     head = {"task": "embedding", "labels": [], "max_seq_length": 32}
     head |= {"pooling": pooling, "normalize": normalize}
     params = random_params(EncoderModel(config), example_batch())

@@ -15,6 +15,7 @@ FAMILIES = {
     "bert": ("BertTokenizer", ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")),
     "distilbert": ("DistilBertTokenizer", ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")),
     "roberta": ("RobertaTokenizer", ROBERTA),
+    "mpnet": ("MPNetTokenizer", ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")),
     "xlm-roberta": ("XLMRobertaTokenizer", ROBERTA),
     "camembert": ("CamembertTokenizer", ROBERTA),
     "albert": ("AlbertTokenizer", ("[CLS]", "<unk>", "[SEP]", "<pad>", "[MASK]")),
@@ -79,7 +80,7 @@ def write_tokenizer(directory, family: str, **changes) -> None:
         model = {"type": "BPE", "merges": ["Ġ a", "Ġ b"]}
         own = [*own[:3], "Ġ", "Ġa", "Ġb", "A", "#", "Ã", "¡", "<n>"]
         processor |= {"type": "RobertaProcessing", "add_prefix_space": False, "trim_offsets": True}
-    elif family not in ("bert", "distilbert"):
+    elif family not in ("bert", "distilbert", "mpnet"):
         split = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
         model = {"type": "Unigram", "unk_id": fields.index("unk"), "byte_fallback": False}
         own = [*own[:10], "▁a", "▁b", "▁", "▁A"]
@@ -90,7 +91,7 @@ def write_tokenizer(directory, family: str, **changes) -> None:
             ]
             normalizer = {"type": "Sequence", "normalizers": [*replace, {"type": "NFKD"}]}
             normalizer["normalizers"] += [{"type": "StripAccents"}, {"type": "Lowercase"}]
-    if tokenizer_class not in ("BertTokenizer", "DistilBertTokenizer", "AlbertTokenizer"):
+    if model["type"] != "WordPiece" and family != "albert":
         normalizer = None
     pieces = [*special, *own]
     ids = {piece: index for index, piece in enumerate(pieces)}

@@ -38,12 +38,17 @@ from tests.helpers.models import (
     random_params,
     small_model_config,
     small_modernbert_config,
+    small_mpnet_config,
 )
 
 # The vocabulary needs no padding, which exports leave out.
 NUM_FEATURES, LENGTH, VOCAB = 13, 64, 128
 CONFIG = small_model_config(VOCAB, num_layers=1, num_heads=2, dropout_rate=0.0)
-MODERNBERT = small_modernbert_config(VOCAB, num_heads=2)
+ARCHITECTURES = {
+    "modernbert": small_modernbert_config(VOCAB, num_heads=2),
+    "mpnet": small_mpnet_config(VOCAB, num_heads=2, dropout_rate=0.0),
+}
+"""The model configs of architectures other than BERT's."""
 KEY = jax.random.key(2)
 
 
@@ -228,7 +233,8 @@ def stacked_trials_equal_single_ones(case: HeadCase, directory):
 def save(case: HeadCase, directory):
     """Writes a checkpoint and returns its settings and tokenizer."""
     words = [f"w{number}" for number in range(VOCAB - 8)]
-    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt", words))
+    pad_id = max(0, getattr(case.config, "position_offset", 0) - 1)  # As transformers has it.
+    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt", words, pad_id))
     settings = model_settings(case.config, case.params) | {"head": dict(case.settings)}
     write_checkpoint(directory / "saved", case.params, settings, tokenizer)
     return settings, tokenizer
@@ -416,6 +422,6 @@ CASES = {
 """A case of each of `heads.HEADS`."""
 
 
-def on_modernbert(case: HeadCase) -> HeadCase:
+def on_architecture(case: HeadCase, name: str) -> HeadCase:
     """Returns the case of a head on another architecture than BERT's."""
-    return dataclasses.replace(case, config=MODERNBERT)
+    return dataclasses.replace(case, config=ARCHITECTURES[name])

@@ -26,6 +26,7 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.modernbert import ModernBertConfig
+from bert_jax.model.mpnet import MpnetConfig
 from bert_jax.objectives import Objective
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
@@ -38,6 +39,7 @@ from tests.helpers.models import (
     random_params,
     small_model_config,
     small_modernbert_config,
+    small_mpnet_config,
 )
 
 # Different, so that an array's shape says what it holds.
@@ -67,6 +69,11 @@ def make_modernbert_config(**fields) -> ModernBertConfig:
     return small_modernbert_config(VOCAB, **defaults | fields)
 
 
+def make_mpnet_config(**fields) -> MpnetConfig:
+    defaults = {"max_position_embeddings": LENGTH, "dropout_rate": 0.0, "initializer_range": 0.2}
+    return small_mpnet_config(VOCAB, **defaults | fields)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectiveCase:
     """An objective, and what is expected of it.
@@ -81,7 +88,7 @@ class ObjectiveCase:
     """
 
     objective: Objective
-    config: BertConfig | ModernBertConfig
+    config: BertConfig | ModernBertConfig | MpnetConfig
     weights: Mapping[str, float]
     reference: Callable[..., dict[str, tuple[float, float]]]
     frozen: dict = dataclasses.field(default_factory=dict)
@@ -94,6 +101,11 @@ class ObjectiveCase:
 def on_modernbert(case: ObjectiveCase) -> ObjectiveCase:
     """Returns the case of an objective on another architecture than BERT's."""
     return dataclasses.replace(case, config=make_modernbert_config(causal=case.config.causal))
+
+
+def on_mpnet(case: ObjectiveCase) -> ObjectiveCase:
+    """Returns the case of an objective on MPNet."""
+    return dataclasses.replace(case, config=make_mpnet_config(causal=case.config.causal))
 
 
 def make_rows(lengths: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:
