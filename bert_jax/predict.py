@@ -38,6 +38,7 @@ from bert_jax.runtime.config_fields import AT_LEAST_1, Field
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.main import check_devices, limit_logging
 from bert_jax.runtime.named_modules import import_modules, import_part
+from bert_jax.tasks import pseudo_likelihood
 from bert_jax.tasks.task import Predictor, TrainedHead
 
 ALL_DEVICES = 0
@@ -49,6 +50,9 @@ OPTIONS = {
     "id": Field(None, "Tables: column of the ids; default: numbers from 0.", kind=str),
     "header_lines": Field(
         None, "Tables: lines before the first example; default: 1.", AT_LEAST_1, kind=int
+    ),
+    "mask_rest_of_word": Field(
+        None, "Minimal pairs: whether to mask the rest of a token's word, too.", kind=bool
     ),
     "word_column": Field(None, "Tags: column of the words" + AS_TRAINED, kind=int),
     "tag_column": Field(None, "Tags: column of the tags, to score" + AS_TRAINED, kind=int),
@@ -81,6 +85,8 @@ def define_flags() -> None:
         if option.kind is int:
             minimum = option.bounds and option.bounds.minimum
             flags.DEFINE_integer(name, option.default, option.meaning, minimum)
+        elif option.kind is bool:
+            flags.DEFINE_bool(name, option.default, option.meaning)
         else:
             flags.DEFINE_string(name, option.default, option.meaning)
     flags.mark_flags_as_required(["model", "input", "output"])
@@ -98,7 +104,8 @@ def predict(
     """Predicts a file or a folder of files; returns the scores of each file with known labels.
 
     Args:
-      model: directory as for `bert_jax.load`, with a fine-tuned head.
+      model: directory as for `bert_jax.load`, with a fine-tuned head, or with a masked-LM head: it
+        then scores minimal pairs (`bert_jax.tasks.pseudo_likelihood`).
       input, output: two files, or two folders. The output must not exist, and appears when it is
         complete.
       options: those of the task that are set, such as columns: values of `OPTIONS`.
@@ -139,12 +146,13 @@ def spread(
     if num_devices > len(devices):
         raise ValueError(f"num_devices={num_devices}: there are {len(devices)}")
     devices = devices[: num_devices or len(devices)]
+    outputs = model.head_outputs if model.head else model.log_probabilities
     if len(devices) == 1:
-        return functools.partial(model.head_outputs, batch_size=batch_size)
+        return functools.partial(outputs, batch_size=batch_size)
     mesh = Mesh(np.array(devices), ("data",))
     model.params = jax.device_put(model.params, NamedSharding(mesh, PartitionSpec()))
     batch_size *= len(devices)
-    return functools.partial(model.head_outputs, batch_size=batch_size, mesh=mesh)
+    return functools.partial(outputs, batch_size=batch_size, mesh=mesh)
 
 
 def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Predictor:
@@ -152,19 +160,26 @@ def make_predictor(model: PretrainedModel, options: Mapping[str, object]) -> Pre
 
     Raises ValueError for a model without a head, or for an option that its task does not have.
     """
-    if not model.head:
-        fix = "give the workdir of a run of bert_jax.finetune"
+    data, limit = {}, model.config.max_position_embeddings
+    if model.head:
+        task, name = find_task(model)
+        head, data = model.head["task"], model.settings.get("data", {})
+    elif "mlm" in model.params:
+        model.check_fills_masks("score minimal pairs")
+        task, name, head = pseudo_likelihood, "pseudo_likelihood", "masked_lm"
+    else:
+        fix = (
+            "give the workdir of a run of bert_jax.finetune, or a masked LM to score minimal pairs"
+        )
         raise ValueError(f"model={model.source} has no fine-tuned head: {fix}")
-    data, limit = model.settings.get("data", {}), model.config.max_position_embeddings
-    trained = TrainedHead(model.head, data, model.tokenizer, limit)
-    task, name = find_task(model)
     for option, value in options.items():
         if option not in task.PREDICT_OPTIONS:
             expected = ", ".join(task.PREDICT_OPTIONS) or "none"
             raise ValueError(
-                f"{option}={value} is for other models: this one has a head for "
-                f"{model.head['task']}, of the task {name}, whose options are {expected}"
+                f"{option}={value} is for other models: this one has a head for {head}, of the "
+                f"task {name}, whose options are {expected}"
             )
+    trained = TrainedHead(model.head or {}, data, model.tokenizer, limit)
     defaults = {each: data.get(each, value) for each, value in task.PREDICT_OPTIONS.items()}
     if "header_lines" in defaults:  # Those of another file would be examples of this one.
         defaults["header_lines"] = 1

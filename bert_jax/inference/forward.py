@@ -21,10 +21,16 @@ from bert_jax.model.execution import ExecutionPlan
 ROW_LENGTHS = (64, 256, 384, 512, 1024, 2048, 4096, 8192)
 # The activations of more rows leave a CPU's caches: MiniLM takes 3 % longer with 32, 19 % with 64.
 ROWS_PER_BATCH = 16
+UNUSED = LabelLayout()
+"""Of features without labels."""
 
 
 def batch_by_length(
-    features: Sequence[ModelInput], batch_size: int, max_length: int, max_sequences: int = 8
+    features: Sequence[ModelInput],
+    batch_size: int,
+    max_length: int,
+    max_sequences: int = 8,
+    labels: LabelLayout = UNUSED,
 ) -> Iterator[tuple[list[list[int]], dict[str, np.ndarray]]]:
     """Yields the indices of the features in each row of a batch, and its rows; longest rows first.
 
@@ -37,7 +43,7 @@ def batch_by_length(
     for shorter, length in reversed(list(zip([0, *row_lengths], row_lengths, strict=False))):
         chosen = [i for i, feature in enumerate(features) if shorter < len(feature) <= length]
         bucket = [features[index] for index in chosen]
-        shape = RowShape(length, max_sequences, LabelLayout(), pad_id=0)
+        shape = RowShape(length, max_sequences, labels, pad_id=0)
         max_rows = max(1, batch_size * row_lengths[0] // length)
         num_rows = min(max_rows, 1 << (len(shape.pack(bucket)) - 1).bit_length())
         for members, rows in shape.batches(bucket, num_rows):
@@ -50,6 +56,7 @@ def compute_rows(
     batch_size: int,
     max_length: int,
     max_sequences: int = 8,
+    labels: LabelLayout = UNUSED,
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yields the indices of the features in each row, and the row's outputs; longest rows first.
 
@@ -58,7 +65,7 @@ def compute_rows(
     """
     # The bar appears after three seconds.
     with tqdm.tqdm(total=len(features), delay=3, mininterval=1.0, leave=False) as progress:
-        batches = batch_by_length(features, batch_size, max_length, max_sequences)
+        batches = batch_by_length(features, batch_size, max_length, max_sequences, labels)
         running = ((members, function(rows)) for members, rows in batches)
         # The device computes a batch while we read the outputs of the one before.
         for (members, arrays), _ in itertools.pairwise(itertools.chain(running, [None])):
@@ -90,13 +97,16 @@ def token_logits(model: nn.Module, params: dict, rows: dict, positions: jax.Arra
     return model.apply({"params": params}, batch, positions, method="predict_tokens")
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
-    """Returns the outputs of a model with one head for rows, as documented in the model."""
-    return model.apply({"params": params}, rows | unpack_rows(rows, model.config.causal))
+@functools.partial(jax.jit, static_argnums=0, static_argnames="method")
+def head_outputs(model: nn.Module, params: dict, rows: dict, method: str = "__call__") -> jax.Array:
+    """Returns the outputs of a model's method for rows, by default those of its one head."""
+    batch = rows | unpack_rows(rows, model.config.causal)
+    return model.apply({"params": params}, batch, method=method)
 
 
-def spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) -> jax.Array:
+def spread_head_outputs(
+    model: nn.Module, mesh: Mesh, params: dict, rows: dict, method: str = "__call__"
+) -> jax.Array:
     """Returns the `head_outputs` of rows over the devices of a mesh, which all have `params`.
 
     There may be a few more outputs, of empty rows, so that all devices have equally many.
@@ -106,14 +116,15 @@ def spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) 
         name: np.pad(values, [(0, surplus)] + [(0, 0)] * (values.ndim - 1))
         for name, values in rows.items()
     }
-    return _spread_head_outputs(model, mesh, params, rows)
+    return _spread_head_outputs(model, mesh, method, params, rows)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _spread_head_outputs(model: nn.Module, mesh: Mesh, params: dict, rows: dict) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _spread_head_outputs(
+    model: nn.Module, mesh: Mesh, method: str, params: dict, rows: dict
+) -> jax.Array:
     def outputs(params, rows):
-        batch = rows | unpack_rows(rows, model.config.causal)
-        return model.apply({"params": params}, batch)
+        return head_outputs(model, params, rows, method=method)
 
     return jax.shard_map(
         outputs,

@@ -26,7 +26,7 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.save import check_head, save_model
-from bert_jax.data.features import ModelInput, check_segments
+from bert_jax.data.features import LabelLayout, ModelInput, check_segments
 from bert_jax.inference import forward, masked_text
 from bert_jax.inference.forward import ROWS_PER_BATCH
 from bert_jax.inference.masked_text import Fills
@@ -56,11 +56,15 @@ from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
 from bert_jax.tasks import spans, tagging
 from bert_jax.tasks.multiple_choice import Ranked, rank_candidates
+from bert_jax.tasks.pseudo_likelihood import Score, describe_score, masked_copies
 from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.tagging import Tagging
 from bert_jax.tasks.task import TrainedHead
 from bert_jax.tasks.text_classification import Classification, Classified, classify_output
 from bert_jax.tokenizers.tokenizer import Tokenizer
+
+TEXTS_PER_BLOCK = 256
+"""Texts that `score` masks together, so that not all copies are in memory."""
 
 
 def find_device(platform: str) -> jax.Device:
@@ -372,7 +376,7 @@ class PretrainedModel:
         texts, chosen = as_list(texts)
         check_texts("texts", texts)
         check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
-        self._check_fills_masks()
+        self.check_fills_masks("fill in masks")
         limit = self.config.max_position_embeddings
         features = masked_text.masked_features(texts, self.tokenizer, limit)
         model = PretrainingModel(self.config, False, self.plan)
@@ -386,6 +390,51 @@ class PretrainedModel:
         for (index,), logits in self._compute_rows(token_logits, features, 8, max_sequences=1):
             results[index] = masked_text.fill_text(texts[index], logits, top_k, self.tokenizer)
         return results[chosen]
+
+    @overload
+    def score(
+        self, texts: str, mask_rest_of_word: bool = False, batch_size: int = ROWS_PER_BATCH
+    ) -> Score: ...
+    @overload
+    def score(
+        self,
+        texts: Iterable[str],
+        mask_rest_of_word: bool = False,
+        batch_size: int = ROWS_PER_BATCH,
+    ) -> list[Score]: ...
+    def score(
+        self,
+        texts: Texts,
+        mask_rest_of_word: bool = False,
+        batch_size: int = ROWS_PER_BATCH,
+    ) -> Score | list[Score]:
+        """Computes how probable texts are: the pseudo-log-likelihood of each token and text.
+
+        Each token is masked alone and predicted from all others (Salazar et al., 2020), so that a
+        text of n tokens is read n times. The pseudo-perplexity is not the perplexity of a model
+        that reads left to right, and only comparable between models with one vocabulary. Texts are
+        not truncated; one without tokens raises ValueError, as one that is too long.
+
+        Args:
+          mask_rest_of_word: whether the pieces that follow a token in its word are masked, too
+            (Kauf and Ivanova, 2023), so that words of several pieces are not too probable.
+          batch_size: as for `encode`.
+        """
+        texts, chosen = as_list(texts)
+        check_texts("texts", texts)
+        self.check_fills_masks("score texts")
+        limit, scores = self.config.max_position_embeddings, []
+        for start in range(0, len(texts), TEXTS_PER_BLOCK):
+            block = texts[start : start + TEXTS_PER_BLOCK]
+            encoded = self.tokenizer.encode_batch(block)
+            copies = []
+            for text, ids in zip(block, encoded, strict=True):
+                copies += masked_copies(text, ids, self.tokenizer, limit, mask_rest_of_word)
+            values = iter(self.log_probabilities(copies, batch_size))
+            scores += [
+                describe_score(ids, [next(values) for _ in ids], self.tokenizer) for ids in encoded
+            ]
+        return scores[chosen]
 
     @overload
     def replaced_tokens(self, texts: TextOrPair) -> Replaced: ...
@@ -609,6 +658,28 @@ class PretrainedModel:
             results[index] = head.feature_output(outputs.copy())
         return results
 
+    def log_probabilities(
+        self,
+        features: Sequence[ModelInput],
+        batch_size: int = ROWS_PER_BATCH,
+        mesh: Mesh | None = None,
+    ) -> list[float]:
+        """Returns the log probability of the token that each feature's label names, in nats.
+
+        Features are those of `pseudo_likelihood.masked_copies`; for the others see `head_outputs`.
+        """
+        model = PretrainingModel(self.config, False, self.plan)
+        compute = functools.partial(forward.head_outputs, model)
+        if mesh is not None:
+            compute = functools.partial(forward.spread_head_outputs, model, mesh)
+        function = functools.partial(compute, self.params, method="log_probabilities")
+        labels = LabelLayout(per_position=True)
+        rows = self._compute_rows(function, features, batch_size, labels=labels)
+        results = [0.0] * len(features)
+        for index, (value,) in forward.split_rows(rows, [1] * len(features)):
+            results[index] = float(value)
+        return results
+
     def _need_head(self, purpose: str, *predicts: str) -> TrainedHead:
         """Returns the head. Raises ValueError if it predicts none of `predicts`."""
         if not self.head or find_head(self.head).predicts not in predicts:
@@ -619,10 +690,10 @@ class PretrainedModel:
         limit = self.config.max_position_embeddings
         return TrainedHead(self.head, self.settings.get("data", {}), self.tokenizer, limit)
 
-    def _check_fills_masks(self) -> None:
-        """Raises ValueError if the model cannot fill in masks."""
+    def check_fills_masks(self, purpose: str) -> None:
+        """Raises ValueError if the model cannot predict masked tokens, and so not do `purpose`."""
         if self.config.causal:
-            raise ValueError("this model reads left to right, so it cannot fill in masks")
+            raise ValueError(f"this model reads left to right, so it cannot {purpose}")
         if "mlm" not in self.params:
             fix = ""
             if "generator" in self.params:
@@ -632,10 +703,10 @@ class PretrainedModel:
                 )
             elif getattr(self.config, "family", "") == "electra":
                 fix = ": load the checkpoint of the generator"
-            reason = "this model has no masked-LM head, so it cannot fill in masks"
+            reason = f"this model has no masked-LM head, so it cannot {purpose}"
             raise ValueError(f"{reason}{fix}")
         if self.tokenizer.mask_id is None:
-            raise ValueError("this model has no mask token, so it cannot fill in masks")
+            raise ValueError(f"this model has no mask token, so it cannot {purpose}")
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -651,6 +722,7 @@ class PretrainedModel:
         features: Sequence[ModelInput],
         batch_size: int,
         max_sequences: int = 8,
+        labels: LabelLayout = forward.UNUSED,
     ) -> Iterator[tuple[list[int], np.ndarray]]:
         """Returns `forward.compute_rows` of any features; warns once of untrained positions."""
         check_segments(self.config, features)
@@ -665,4 +737,4 @@ class PretrainedModel:
                 stacklevel=3,
             )
         limit = self.config.max_position_embeddings
-        return forward.compute_rows(function, features, batch_size, limit, max_sequences)
+        return forward.compute_rows(function, features, batch_size, limit, max_sequences, labels)

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.data.features import unpack_rows
+from bert_jax.data.features import NO_LABEL, unpack_rows
 from bert_jax.data.masking import Masking, mask_tokens, row_keys
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
@@ -62,6 +62,18 @@ class PretrainingModel(nn.Module):
         """Returns float32 logits `[B, K, padded_vocab]` at int32 `[B, K]` positions."""
         hidden = self.encoder(batch, positions=positions)
         return self.mlm(hidden, self.encoder.embeddings.token_embedding)
+
+    def log_probabilities(self, batch: dict[str, jax.Array]) -> jax.Array:
+        """Returns the log probability of one token of each sequence, float32 `[B, S]`, in nats.
+
+        The batch has `labels`, int32 `[B, L]`: the token where it is predicted, and NO_LABEL
+        elsewhere. Unused slots have values without a meaning.
+        """
+        labels, num_sequences = batch["labels"], batch["sequence_bounds"].shape[1]
+        positions = jnp.argsort(labels == NO_LABEL, axis=1, stable=True)[:, :num_sequences]
+        targets = jnp.take_along_axis(labels, positions, axis=1)
+        loss, _ = cross_entropy(self.predict_tokens(batch, positions), targets)
+        return -loss
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
