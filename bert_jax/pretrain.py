@@ -41,7 +41,13 @@ from bert_jax.training.initial_weights import (
     read_source,
     trained_lengths,
 )
-from bert_jax.training.phases import Phase, check_numbers, check_segments, open_phases
+from bert_jax.training.phases import (
+    Phase,
+    check_numbers,
+    check_segments,
+    check_special_tokens,
+    open_phases,
+)
 from bert_jax.training.pretrain_setup import PretrainSetup, setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step
 from bert_jax.training.pretrain_teacher import place_frozen, read_teacher
@@ -85,6 +91,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             source_settings=source.settings if source else None,
             teacher_settings=teacher.settings if teacher else None,
         )
+        check_special_tokens(tokenizer, setup.model.config)
         check_segments(phases, setup.model.config)
         weights = choose_weights(setup, source, teacher)
         sharding = batch_sharding(setup.mesh)

@@ -199,6 +199,8 @@ def _config_json(config, head: Mapping, params: Mapping) -> dict:
             lstm = " with a BiLSTM" * ("lstm" in params)
             own = ": its HEAD has transformers=None" * (head["task"] not in HEADS)
             raise ValueError(f"transformers has no head for {head['task']}{lstm}{own}")
+        if form.class_suffix not in stored.heads:
+            raise ValueError(f"transformers' {name} has no head for {head['task']}")
         values["architectures"] = [stored.class_prefix + form.class_suffix]
         if not form.labels:
             values["id2label"] = dict(enumerate(head["labels"]))

@@ -107,6 +107,8 @@ def huggingface_name(
 
     Returns "" for a parameter that models of this format do not have.
     """
+    if path in stored.whole_names:
+        return stored.whole_names[path]
     module, leaf = path.rsplit("/", 1)
     names, form = stored.names, find_head(head).transformers if head else None
     head_names = stored.heads.get(form.class_suffix) if form else None
@@ -155,7 +157,8 @@ def params_from_huggingface(
     """
     stored_form, stored_names = format_of(config), {}
     prefix = stored_form.prefix
-    of_encoder = [name for name in stored_form.names.values() if name.startswith(prefix)]
+    names = (*stored_form.names.values(), *stored_form.whole_names.values())
+    of_encoder = [name for name in names if name.startswith(prefix)]
     parts = {name.removeprefix(prefix).partition(".")[0] for name in of_encoder}
     for stored in tensors:
         name = stored.replace("LayerNorm.gamma", "LayerNorm.weight")

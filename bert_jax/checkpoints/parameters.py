@@ -119,6 +119,8 @@ def _unexpectedly_unused(report: LoadReport) -> list[str]:
         r"(.*[./])?position_ids|training|global_step|.*/(adam|lamb)_[mv]"
         # Of ELECTRA's two networks in a checkpoint of Google's, one is read.
         r"|(generator|discriminator)(_predictions)?/.*|electra/(encoder|embeddings_project)/.*"
+        # ESM's head of contacts, and its table of positions, of which rotations take the place.
+        r"|(esm\.)?contact_head\..*|(esm\.)?embeddings\.position_embeddings\.weight"
     )
     return [name for name in report.unused if not re.fullmatch(expected, name)]
 

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 
 from bert_jax.checkpoints.transformers_names import FAMILIES
-from bert_jax.model import modernbert_names, mpnet_names
+from bert_jax.model import esm_names, modernbert_names, mpnet_names
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
 from bert_jax.model.transformers_format import ACTIVATIONS, TransformersFormat
@@ -93,6 +93,7 @@ def _bert_format(name: str) -> TransformersFormat:
 FORMATS = {name: _bert_format(name) for name in FAMILIES}
 FORMATS["modernbert"] = modernbert_names.TRANSFORMERS
 FORMATS["mpnet"] = mpnet_names.TRANSFORMERS
+FORMATS["esm"] = esm_names.TRANSFORMERS
 """How transformers stores the models of each `model_type` of `config.json`."""
 
 

@@ -409,7 +409,6 @@ UNSUPPORTED = {
     "nomic_bert": f"{_ROTARY}ModernBERT-base, or a BERT of sentence-transformers",
     "eurobert": f"{_ROTARY}ModernBERT-base, or xlm-roberta-base for other languages",
     "jina_embeddings_v3": f"{_ROTARY}xlm-roberta-base",
-    "esm": f"{_ROTARY}a BERT pre-trained here on the same sequences",
     "roformer": f"{_ROTARY}a BERT of the same language",
     "deberta": f"{_RELATIVE}roberta-base",
     "deberta-v2": f"{_RELATIVE}roberta-base, or xlm-roberta-base for other languages",

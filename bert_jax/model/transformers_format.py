@@ -1,6 +1,7 @@
 """How the transformers library stores the models of an architecture."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 ACTIVATIONS = {
@@ -48,6 +49,7 @@ class TransformersFormat(NamedTuple):
       causal_class: class of a left-to-right model, whose masked-LM head predicts the next token;
         "" if there is none.
       reads_vocabulary: whether vocab.txt alone is enough for its class of tokenizers.
+      whole_names: paths of parameters -> names in transformers that end otherwise.
     """
 
     class_prefix: str
@@ -62,3 +64,4 @@ class TransformersFormat(NamedTuple):
     config_to_json: Callable[[object], dict]
     causal_class: str = ""
     reads_vocabulary: bool = True
+    whole_names: Mapping[str, str] = MappingProxyType({})

@@ -3,6 +3,7 @@
 import json
 
 from bert_jax.tokenizers.byte_pair import byte_level_of, is_roberta
+from bert_jax.tokenizers.esm import is_esm
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME, SEGMENTS
 from bert_jax.tokenizers.stored import (
     TOKENIZER_FILENAME,
@@ -22,6 +23,8 @@ def transformers_files(
     WordPiece vocabulary is not enough. `read_directory` reads the same tokenizer.
     """
     spec = tokenizer_json(stored)
+    if is_esm(spec, stored.special_tokens):
+        return _esm_files(stored, max_length)
     normalizer, processor = spec["normalizer"], spec["post_processor"]
     is_bert = bool(normalizer) and normalizer["type"] == "BertNormalizer"
     # transformers' BertTokenizer joins texts in BERT's way, whatever the files say.
@@ -50,3 +53,12 @@ def transformers_files(
         return {VOCABULARY_FILENAME: vocabulary.decode(), CONFIG_FILENAME: config}
     config |= {f"{field}_token": name for field, name in stored.special_tokens._asdict().items()}
     return {TOKENIZER_FILENAME: json.dumps(spec, ensure_ascii=False), CONFIG_FILENAME: config}
+
+
+def _esm_files(stored: StoredTokenizer, max_length: int) -> dict[str, str | dict]:
+    ids = stored.backend.get_vocab(with_added_tokens=False)
+    names = stored.special_tokens._asdict()
+    names["eos"] = names.pop("sep")
+    config = {"tokenizer_class": "EsmTokenizer", "model_max_length": max_length}
+    config |= {f"{field}_token": name for field, name in names.items()}
+    return {VOCABULARY_FILENAME: "\n".join(sorted(ids, key=ids.get)), CONFIG_FILENAME: config}

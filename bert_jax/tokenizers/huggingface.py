@@ -25,6 +25,7 @@ from bert_jax.tokenizers.byte_pair import (
     read_merges,
     roberta_processing,
 )
+from bert_jax.tokenizers.esm import ESM_TOKENS, esm_spec
 from bert_jax.tokenizers.stored import (
     TOKENIZER_FILENAME,
     Layout,
@@ -60,7 +61,13 @@ MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
 # The type of a model -> transformers' classes that split text as we do, and the special tokens that
 # they have by default. BertJapaneseTokenizer, for one, splits otherwise than BERT.
 TOKENIZER_CLASSES = {
-    "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"),
+    "WordPiece": (
+        "BertTokenizer",
+        "DistilBertTokenizer",
+        "ElectraTokenizer",
+        "MPNetTokenizer",
+        "EsmTokenizer",
+    ),
     "BPE": ("RobertaTokenizer",),
     "Unigram": ("AlbertTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"),
 }
@@ -74,6 +81,7 @@ CLASS_OF_MODEL = {
     "albert": "AlbertTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "mpnet": "MPNetTokenizer",
+    "esm": "EsmTokenizer",
 }
 UNIGRAM_ROBERTA_CLASSES = ("XLMRobertaTokenizer", "CamembertTokenizer")
 # They have the special tokens of RoBERTa, and join texts as it does.
@@ -137,7 +145,10 @@ def read_directory(
     is not supported.
     """
     beside = read_files_beside(directory)
-    path, spec = _read_vocabulary(directory, beside.config, lower_case, named)
+    if beside.tokenizer_class == "EsmTokenizer":  # Which reads no tokenizer.json.
+        path, spec = _read_esm_vocabulary(directory)
+    else:
+        path, spec = _read_vocabulary(directory, beside.config, lower_case, named)
     is_older = path.name != TOKENIZER_FILENAME
     stored = _apply_files_beside(path, spec, beside, is_older, lower_case)
     if is_older and (directory / TOKENIZER_FILENAME).exists():
@@ -174,6 +185,9 @@ def _apply_files_beside(
     if kind == "WordPiece":
         default = default._replace(unk=spec["model"]["unk_token"])
     stated = {**beside.special_tokens, **config}
+    if tokenizer_class == "EsmTokenizer":
+        default = ESM_TOKENS
+        stated["sep_token"] = stated.get("eos_token", ESM_TOKENS.sep)
     special_tokens = names_of_special_tokens(stated, default)
     if tokenizer_class in UNIGRAM_ROBERTA_CLASSES:
         check_names(path, stated, special_tokens, spec["model"])
@@ -207,7 +221,8 @@ def _apply_files_beside(
         model = spec["model"]
         model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
         model["unk_token"] = special_tokens.unk
-        spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
+        if tokenizer_class != "EsmTokenizer":
+            spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
         casing = _choose_casing(path, spec, config, lower_case)
     else:
         lower_cased = lower_cases(build_backend(spec, path))
@@ -252,7 +267,8 @@ def _post_processor(
         _warn_of_bare_texts(path, spec, special_tokens, None if is_generic else version)
     # Without segments from transformers, a model reads all tokens as segment 0.
     is_in_5 = tokenizer_class in CLASSES_WITH_SEGMENTS
-    has_default = is_in_5 if version == 5 else not is_roberta_class
+    has_none = is_roberta_class or tokenizer_class == "EsmTokenizer"
+    has_default = is_in_5 if version == 5 else not has_none
     inputs = beside.config.get("model_input_names") or [SEGMENTS] * has_default
     if layout.has_segments and SEGMENTS not in inputs:
         layout = layout._replace(has_segments=False)
@@ -294,6 +310,14 @@ def _read_vocabulary(
         if _ids_and_merges(own) != _ids_and_merges(spec):
             return own_path, own
     return path, spec
+
+
+def _read_esm_vocabulary(directory: pathlib.Path) -> tuple[pathlib.Path, dict]:
+    """Returns the file of ESM's pieces, and their tokenizer in the library's format."""
+    path = directory / VOCABULARY_FILENAME
+    check_not_pointer(path)
+    pieces = (piece.strip() for piece in read_lines(path.read_bytes(), path))
+    return path, esm_spec({piece: index for index, piece in enumerate(pieces)})
 
 
 def _ids_and_merges(spec: Mapping) -> tuple[dict[str, int], list[str]]:

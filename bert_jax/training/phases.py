@@ -28,6 +28,7 @@ from bert_jax.data.rows import Rows, manifest_checksum
 from bert_jax.objectives import Objective, find_objective
 from bert_jax.runtime import config_fields
 from bert_jax.runtime.config_fields import POSITIVE, Bounds, check_bounds
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.optimizer import make_schedule, make_stable_schedule
 
 
@@ -123,7 +124,6 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         for each, count in zip(contents, stream.rows_of_each(phase.num_rows), strict=True):
             rows_read[each] += int(count)
     check_same_documents(phases)
-    check_positions(config.model, phases[0].train.tokenizer.pad_id)
     return phases
 
 
@@ -235,6 +235,17 @@ def check_same_documents(phases: list[Phase]) -> None:
                 f"{both} hold out different documents, because the corpora are small: build both "
                 "with a larger heldout_fraction"
             )
+
+
+def check_special_tokens(tokenizer: Tokenizer, model_config) -> None:
+    """Raises ValueError if padding, or the mask, has another id than the model expects."""
+    check_positions(model_config, tokenizer.pad_id)
+    mask_id = getattr(model_config, "mask_id", tokenizer.mask_id)
+    if mask_id != tokenizer.mask_id:
+        raise ValueError(
+            f"model.mask_id is {mask_id}, but in the vocabulary of the corpus the mask has the id "
+            f"{tokenizer.mask_id}: set --config.model.mask_id={tokenizer.mask_id}"
+        )
 
 
 def check_segments(phases: list[Phase], model_config) -> None:

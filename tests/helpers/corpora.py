@@ -46,6 +46,15 @@ def write_vocabulary(path: pathlib.Path, words=WORDS, pad_id: int = 0) -> pathli
     return path
 
 
+def write_esm_vocabulary(directory: pathlib.Path) -> None:
+    """Writes the tokenizer of the released ESM models."""
+    letters = "LAGVSERTIDPKQNFYMHWCXBUZO.-"
+    pieces = ["<cls>", "<pad>", "<eos>", "<unk>", *letters, "<null_1>", "<mask>"]
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "vocab.txt").write_text("\n".join(pieces))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
+
+
 def train_bpe(directory: pathlib.Path, text: str, size: int = 300):
     """Writes the `bpe.json` of a byte-level BPE that is trained on a text; returns it, loaded."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ CASE = suites.ObjectiveCase(
 )
 MODERNBERT = suites.on_modernbert(CASE)
 MPNET = suites.on_mpnet(CASE)
+ESM = suites.on_esm(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -39,3 +40,9 @@ def test_objective_on_modernbert(holds, tmp_path):
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_mpnet(holds, tmp_path):
     holds(MPNET, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_esm(holds, tmp_path):
+    holds(ESM, tmp_path)

@@ -28,6 +28,12 @@ MODERNBERT_SIZES = SIZES | {
     "sep_token_id": 3,
     "eos_token_id": 3,
 }
+ESM_SIZES = SIZES | {
+    "pad_token_id": 1,
+    "mask_token_id": 4,
+    "token_dropout": True,
+    "position_embedding_type": "rotary",
+}
 CASES = [
     ("Bert", "ForMaskedLM"),
     ("DistilBert", "ForSequenceClassification"),
@@ -38,6 +44,8 @@ CASES = [
     ("Camembert", "ForMultipleChoice"),
     ("Data2VecText", "ForMaskedLM"),
     ("Ernie", "ForSequenceClassification"),
+    ("Esm", "ForMaskedLM"),
+    ("Esm", "ForSequenceClassification"),
     ("MPNet", "ForMaskedLM"),
     ("MPNet", "ForSequenceClassification"),
     ("ModernBert", "ForMaskedLM"),
@@ -70,6 +78,7 @@ VALUES = {
     "summary_activation": ["tanh", None],
     "type_vocab_size": [1, 3],
     "classifier_dropout": [0.3],
+    "position_embedding_type": ["absolute", "relative_key"],
     "id2label": [{0: "a", 1: "b", 2: "c"}],
     "hidden_activation": ACTIVATIONS,
     "classifier_activation": ACTIVATIONS,
@@ -103,7 +112,8 @@ def values_of(key: str, value) -> list:
 def write_model(directory, family: str, head: str, **changes):
     """Writes and returns a random model of transformers and a vocabulary; None if it refuses."""
     torch.manual_seed(1)
-    sizes = {"DistilBert": DISTILBERT_SIZES, "ModernBert": MODERNBERT_SIZES}.get(family, SIZES)
+    sizes = {"DistilBert": DISTILBERT_SIZES, "ModernBert": MODERNBERT_SIZES, "Esm": ESM_SIZES}
+    sizes = sizes.get(family, SIZES)
     sizes = sizes | ({"embedding_size": 24} if family in ("Albert", "Electra") else {})
     try:
         config = getattr(transformers, f"{family}Config")(**sizes | changes)

@@ -59,6 +59,7 @@ MODERNBERT_SIZES = {
     "sep_token_id": 3,
     "eos_token_id": 3,
 }
+ESM_SIZES = SIZES | {"pad_token_id": 1, "mask_token_id": 32, "token_dropout": True}
 # Family -> options of its configurations, each with a seed of its own.
 OPTIONS = {
     "Bert": (
@@ -125,6 +126,19 @@ OPTIONS = {
         {"hidden_size": 30, "num_hidden_layers": 3},
         {"intermediate_size": 17, "hidden_act": "gelu_new"},
     ),
+    "Esm": (
+        {"position_embedding_type": "rotary"},
+        {"position_embedding_type": "absolute", "emb_layer_norm_before": True},
+        {"position_embedding_type": "rotary", "token_dropout": False, "layer_norm_eps": 1e-5},
+        {"position_embedding_type": "rotary", "num_hidden_layers": 1, "rope_theta": 100.0},
+        {"position_embedding_type": "absolute", "num_attention_heads": 4},
+        {
+            "position_embedding_type": "rotary",
+            "emb_layer_norm_before": True,
+            "hidden_size": 30,
+            "intermediate_size": 17,
+        },
+    ),
     # Arithmetic of RoBERTa's or of BERT's.
     "XLMRoberta": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
     "Camembert": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
@@ -144,7 +158,12 @@ CLASSES = (
     "ForMultipleChoice",
 )
 # Of ELECTRA alone: the discriminator.
-CASES = [(family, each) for family in OPTIONS for each in CLASSES]
+CASES = [
+    (family, each)
+    for family in OPTIONS
+    for each in CLASSES
+    if hasattr(transformers, f"{family}{each}")
+]
 CASES += [("Electra", "ForPreTraining")]
 SEEDED_CASES = [(*case, seed) for case in CASES for seed in range(len(OPTIONS[case[0]]))]
 
@@ -152,7 +171,8 @@ SEEDED_CASES = [(*case, seed) for case in CASES for seed in range(len(OPTIONS[ca
 def random_model(family: str, head: str, seed: int):
     """Returns a model of transformers whose biases and scales are random, too."""
     torch.manual_seed(seed)
-    sizes = {"DistilBert": DISTILBERT_SIZES, "ModernBert": MODERNBERT_SIZES}.get(family, SIZES)
+    sizes = {"DistilBert": DISTILBERT_SIZES, "ModernBert": MODERNBERT_SIZES, "Esm": ESM_SIZES}
+    sizes = sizes.get(family, SIZES)
     options = (
         sizes
         | OPTIONS[family][seed]
@@ -191,7 +211,7 @@ def check_round_trip(model, params, config, head) -> None:
     expected = {
         name: value.numpy()
         for name, value in model.state_dict().items()
-        if "position_ids" not in name
+        if "position_ids" not in name and "contact_head" not in name
     }
     ties = getattr(config, "ties_embeddings", True)
     tied = {name for name in expected if name.endswith("decoder.weight") and ties}
@@ -257,7 +277,7 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, head
     task = "replaced_tokens" if head_class == "ForPreTraining" else head and head["task"]
     tensors = {name: value.numpy() for name, value in model.state_dict().items()}
     params, report = params_from_huggingface(tensors, config, head)
-    assert all("position_ids" in name for name in report.unused)
+    assert all("position_ids" in name or "contact_head" in name for name in report.unused)
     check_round_trip(model, params, config, head)
 
     # transformers' loss of spans includes the scores of padding.

@@ -23,6 +23,7 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batches, unpack_rows
 from bert_jax.finetuning.step import make_finetune_step, make_predict_step, predict
 from bert_jax.model import heads
@@ -36,6 +37,7 @@ from tests.helpers.corpora import write_vocabulary
 from tests.helpers.models import (
     assert_trees_equal,
     random_params,
+    small_esm_config,
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
@@ -47,6 +49,7 @@ CONFIG = small_model_config(VOCAB, num_layers=1, num_heads=2, dropout_rate=0.0)
 ARCHITECTURES = {
     "modernbert": small_modernbert_config(VOCAB, num_heads=2),
     "mpnet": small_mpnet_config(VOCAB, num_heads=2, dropout_rate=0.0),
+    "esm": small_esm_config(VOCAB, num_heads=2, mask_id=4),
 }
 """The model configs of architectures other than BERT's."""
 KEY = jax.random.key(2)
@@ -424,4 +427,7 @@ CASES = {
 
 def on_architecture(case: HeadCase, name: str) -> HeadCase:
     """Returns the case of a head on another architecture than BERT's."""
-    return dataclasses.replace(case, config=ARCHITECTURES[name])
+    config, form = ARCHITECTURES[name], case.head.transformers
+    has_class = bool(form) and form.class_suffix in ("", *format_of(config).heads)
+    is_exported = case.is_exported and has_class
+    return dataclasses.replace(case, config=config, is_exported=is_exported)

@@ -24,6 +24,7 @@ from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
+from bert_jax.model.esm import EsmConfig
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.model.mpnet import MpnetConfig
@@ -37,6 +38,7 @@ from tests.helpers.corpora import write_vocabulary
 from tests.helpers.models import (
     assert_trees_equal,
     random_params,
+    small_esm_config,
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
@@ -74,6 +76,11 @@ def make_mpnet_config(**fields) -> MpnetConfig:
     return small_mpnet_config(VOCAB, **defaults | fields)
 
 
+def make_esm_config(**fields) -> EsmConfig:
+    defaults = {"max_position_embeddings": LENGTH, "initializer_range": 0.2, "mask_id": 4}
+    return small_esm_config(VOCAB, **defaults | fields)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectiveCase:
     """An objective, and what is expected of it.
@@ -88,7 +95,7 @@ class ObjectiveCase:
     """
 
     objective: Objective
-    config: BertConfig | ModernBertConfig | MpnetConfig
+    config: BertConfig | ModernBertConfig | MpnetConfig | EsmConfig
     weights: Mapping[str, float]
     reference: Callable[..., dict[str, tuple[float, float]]]
     frozen: dict = dataclasses.field(default_factory=dict)
@@ -106,6 +113,11 @@ def on_modernbert(case: ObjectiveCase) -> ObjectiveCase:
 def on_mpnet(case: ObjectiveCase) -> ObjectiveCase:
     """Returns the case of an objective on MPNet."""
     return dataclasses.replace(case, config=make_mpnet_config(causal=case.config.causal))
+
+
+def on_esm(case: ObjectiveCase) -> ObjectiveCase:
+    """Returns the case of an objective on ESM."""
+    return dataclasses.replace(case, config=make_esm_config(causal=case.config.causal))
 
 
 def make_rows(lengths: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:
