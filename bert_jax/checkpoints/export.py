@@ -225,7 +225,7 @@ def params_to_huggingface(
         if path not in table:
             raise ValueError(f"transformers' {stored.class_prefix} has no tensor for {path}")
         value = np.asarray(value, np.float32)[: table[path].num_rows]
-        names = table[path].names(value.shape)
+        names = table[path].names()
         for name, own in zip(names, value if table[path].is_stacked else [value], strict=True):
             own = own.T if table[path].is_transposed else own
             index, count = table[path].part

@@ -135,15 +135,17 @@ def tensor_table(config, head: Mapping | None = None) -> dict[str, parameters.St
                 is_transposed=path.endswith("/kernel"),
                 num_rows=config.vocab_size if path in stored.padded else None,
                 part=stored.parts.get(path.rpartition("/")[0], (0, 1)),
-                layers=_layers(config, path, parameter.shape) if "{layer}" in name else None,
+                layers=_layers(config, path, parameter.shape),
             )
     return table
 
 
 def _layers(config, path: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Returns the numbers of the layers that have a stacked parameter; None: all."""
-    if shape[0] == num_stacked_layers(config):
+    """Returns the numbers of the layers that have a stacked parameter; None: it is not stacked."""
+    if not path.startswith("encoder/layers/"):
         return None
+    if shape[0] == num_stacked_layers(config):
+        return tuple(range(shape[0]))
     return layers_with(config)[tuple(path.removeprefix("encoder/layers/").split("/"))]
 
 
@@ -167,6 +169,9 @@ def params_from_huggingface(
             name = prefix + name
         if stored_names.setdefault(name, stored) != stored:
             raise ValueError(f"tensor {name}: found twice, as {stored_names[name]} and {stored}")
+    for name, reason in stored_form.refused.items():
+        if name in stored_names:
+            raise ValueError(f"tensor {stored_names[name]}: {reason}")
     ties = getattr(config, "ties_embeddings", True)
     for copy, original in stored_form.tied.items() if ties else ():
         stored = stored_names.pop(copy, None)

@@ -36,7 +36,7 @@ class StoredTensor(NamedTuple):
       is_transposed: whether it is stored as `[outputs, inputs]`.
       num_rows: how many rows of the parameter it has; None: all. The vocabulary is padded here.
       part: (i, n) if the parameter is the i-th of n equal parts of the tensor, along the outputs.
-      layers: the numbers of the layers that have the parameter, if it is stacked; None: all.
+      layers: the numbers of the layers that have the parameter, if it is stacked; else None.
     """
 
     name: str
@@ -47,13 +47,13 @@ class StoredTensor(NamedTuple):
 
     @property
     def is_stacked(self) -> bool:
-        return "{layer}" in self.name
+        return self.layers is not None
 
-    def names(self, shape: tuple[int, ...]) -> list[str]:
-        """Returns the names of all tensors that make up a parameter of the given shape."""
+    def names(self) -> list[str]:
+        """Returns the names of all tensors that make up the parameter."""
         if not self.is_stacked:
             return [self.name]
-        return [self.name.format(layer=layer) for layer in self.layers or range(shape[0])]
+        return [self.name.format(layer=layer) for layer in self.layers]
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of each tensor that makes up a parameter of the given shape."""
@@ -246,11 +246,7 @@ def read_parameters(
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
     missing = tuple(dict.fromkeys(table[path].name for path in shapes if path.startswith(absent)))
     # Path of a parameter -> its tensors: one, or one for each layer.
-    names = {
-        path: table[path].names(shape)
-        for path, shape in shapes.items()
-        if not path.startswith(absent)
-    }
+    names = {path: table[path].names() for path in shapes if not path.startswith(absent)}
     for path in names:
         for name in names[path]:
             if name not in stored_names:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 
 from bert_jax.checkpoints.transformers_names import FAMILIES
-from bert_jax.model import esm_names, modernbert_names, mpnet_names
+from bert_jax.model import deberta_names, esm_names, modernbert_names, mpnet_names
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
 from bert_jax.model.transformers_format import ACTIVATIONS, TransformersFormat
@@ -94,6 +94,7 @@ FORMATS = {name: _bert_format(name) for name in FAMILIES}
 FORMATS["modernbert"] = modernbert_names.TRANSFORMERS
 FORMATS["mpnet"] = mpnet_names.TRANSFORMERS
 FORMATS["esm"] = esm_names.TRANSFORMERS
+FORMATS["deberta-v2"] = deberta_names.TRANSFORMERS
 """How transformers stores the models of each `model_type` of `config.json`."""
 
 
@@ -103,4 +104,5 @@ def format_of(config) -> TransformersFormat | None:
     An architecture elsewhere may define its own format, as `TRANSFORMERS`.
     """
     own = getattr(architecture_of(config), "TRANSFORMERS", None)
-    return own or FORMATS.get(getattr(config, "family", config.architecture))
+    stored = own or FORMATS.get(getattr(config, "family", config.architecture))
+    return stored.for_config(config) if stored and stored.for_config else stored

@@ -23,7 +23,9 @@ That file offers:
   modules are alike, and compiled once (`layer_stack.py`). A layer has the methods `attend`;
   `finish`, which treats each position on its own; `scores`, which attention maps and distillation
   read; and `dropout_places`, where it drops elements, with the rate of each: "rate" or
-  "attention_rate" of `Dropout`, which a step sets, or a number, which the model config fixes;
+  "attention_rate" of `Dropout`, which a step sets, or a number, which the model config fixes; or
+  `OfTable`, with the rate of a place in a table that all rows of a batch share. The first layer
+  has all places;
 - `Last(config)`, between the last layer and all heads: `layers.Identity`, or a LayerNorm;
 - `Pooler(config)`, `LmHead(config)` and `PairHead(config)`;
 - `RULES`, the sharding of its parameters, and `flops_per_row`.

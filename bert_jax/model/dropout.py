@@ -223,11 +223,23 @@ def attention_dropout(dropout: Dropout, num_heads: int, length: int) -> Attentio
     )
 
 
+class OfTable(NamedTuple):
+    """The rate of a place that drops elements of a table, the same ones for all rows of a batch.
+
+    Attributes:
+      rate: the name of a rate of `Dropout`, or a number.
+      num_rows: of the table.
+    """
+
+    rate: str | float
+    num_rows: int
+
+
 LayerDropout = dict[str, HiddenDropout | AttentionDropout]
 """Dropout of an encoder layer by the name of its place; nothing is dropped at places without one.
 
-"attention" is of attention probabilities, all others are of `[batch, length, columns]`. For all
-layers together, every array has a leading axis of layers.
+"attention" is of attention probabilities, all others are of `[batch, length, columns]` or, of a
+table, `[1, num_rows, columns]`. For all layers together, every array has a leading axis of layers.
 """
 
 
@@ -244,14 +256,14 @@ def finishing_dropout(dropout: LayerDropout, positions: jax.Array) -> LayerDropo
 
 def layer_dropout(
     dropout: Dropout,
-    places: Mapping[str, str | float],
+    places: Mapping[str, str | float | OfTable],
     num_layers: int,
     num_heads: int,
     length: int,
 ) -> LayerDropout:
     """Returns the dropout of all layers, stacked, without the places whose rate is zero.
 
-    `places` has the rate of each: the name of one of `Dropout`, or a number.
+    `places` has the rate of each: the name of one of `Dropout`, or a number; or `OfTable`.
 
     Drawn for all layers at once: in each layer, it would be some thirty small operations.
     """
@@ -260,14 +272,17 @@ def layer_dropout(
         drawn = {}
         keys = jax.random.split(key, len(places))
         for (place, rate), own_key in zip(places.items(), keys, strict=True):
+            rows, shape = dropout.rows, (length,)
+            if isinstance(rate, OfTable):
+                rows, shape, rate = jnp.zeros(1, jnp.int32), (rate.num_rows,), rate.rate
             rate = dropout.rate_of(rate) if isinstance(rate, str) else rate
             if is_zero(rate):
                 continue
-            own = Dropout(own_key, dropout.rows, rate)
+            own = Dropout(own_key, rows, rate)
             if place == "attention":
                 drawn[place] = attention_dropout(own, num_heads, length)
             else:
-                drawn[place] = hidden_dropout(own, (length,))
+                drawn[place] = hidden_dropout(own, shape)
         return drawn
 
     return jax.vmap(draw)(jax.random.split(dropout.key, num_layers))

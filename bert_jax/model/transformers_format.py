@@ -50,6 +50,8 @@ class TransformersFormat(NamedTuple):
         "" if there is none.
       reads_vocabulary: whether vocab.txt alone is enough for its class of tokenizers.
       whole_names: paths of parameters -> names in transformers that end otherwise.
+      refused: tensors with which a model computes something else -> what, and how to read it.
+      for_config: (model config) -> the format of its models, where they differ in their names.
     """
 
     class_prefix: str
@@ -65,3 +67,5 @@ class TransformersFormat(NamedTuple):
     causal_class: str = ""
     reads_vocabulary: bool = True
     whole_names: Mapping[str, str] = MappingProxyType({})
+    refused: Mapping[str, str] = MappingProxyType({})
+    for_config: Callable[[object], "TransformersFormat"] | None = None

@@ -53,6 +53,13 @@ FIELDS_OF_LAYERS = (
     "attention_bias",
     "feed_forward_bias",
     "norm_bias",
+    "position_scores",
+    "num_buckets",
+    "max_distance",
+    "shares_projections",
+    "normalizes_distances",
+    "convolution_width",
+    "convolution_activation",
 )
 
 

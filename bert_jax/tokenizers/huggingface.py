@@ -42,8 +42,11 @@ from bert_jax.tokenizers.stored import (
 )
 from bert_jax.tokenizers.unigram import (
     ALBERT_TOKENS,
+    DEBERTA_TOKENS,
     albert_spec,
     check_unigram,
+    deberta_spec,
+    deberta_steps,
     metaspace_of,
 )
 from bert_jax.tokenizers.wordpiece import (
@@ -69,7 +72,12 @@ TOKENIZER_CLASSES = {
         "EsmTokenizer",
     ),
     "BPE": ("RobertaTokenizer",),
-    "Unigram": ("AlbertTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"),
+    "Unigram": (
+        "AlbertTokenizer",
+        "XLMRobertaTokenizer",
+        "CamembertTokenizer",
+        "DebertaV2Tokenizer",
+    ),
 }
 DEFAULT_TOKENS = {"WordPiece": SpecialTokens(), "BPE": ROBERTA_TOKENS, "Unigram": ALBERT_TOKENS}
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # tokenizer.json alone counts
@@ -82,13 +90,16 @@ CLASS_OF_MODEL = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "mpnet": "MPNetTokenizer",
     "esm": "EsmTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
 }
+# Classes whose SentencePiece model is read without a `tokenizer.json`.
+SENTENCEPIECE_CLASSES = {"AlbertTokenizer": albert_spec, "DebertaV2Tokenizer": deberta_spec}
 UNIGRAM_ROBERTA_CLASSES = ("XLMRobertaTokenizer", "CamembertTokenizer")
 # They have the special tokens of RoBERTa, and join texts as it does.
 ROBERTA_CLASSES = ("RobertaTokenizer", *UNIGRAM_ROBERTA_CLASSES, "MPNetTokenizer")
 SEGMENTS = "token_type_ids"  # an input of models, one of `model_input_names`
 # Classes that give a model the segments of a pair in transformers 5; in 4 all but RoBERTa's do.
-CLASSES_WITH_SEGMENTS = ("", "BertTokenizer", "ElectraTokenizer")
+CLASSES_WITH_SEGMENTS = ("", "BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer")
 
 
 class FilesBeside(NamedTuple):
@@ -121,13 +132,16 @@ def read_files_beside(directory: pathlib.Path) -> FilesBeside:
     )
 
 
-def is_albert(directory: pathlib.Path) -> bool:
-    """Returns whether the SentencePiece model in a directory is ALBERT's, by the files beside it.
+def sentencepiece_class(directory: pathlib.Path) -> str:
+    """Returns the class of the SentencePiece model in a directory, by the files beside it.
 
-    ALBERT changes a text before its model does, which the model alone does not say.
+    It is one of `SENTENCEPIECE_CLASSES`, which change a text before their model does; the model
+    alone does not say so. "" if it is none of them.
     """
-    is_googles = (directory / GOOGLE_ALBERT_FILENAME).exists()
-    return is_googles or read_files_beside(directory).tokenizer_class == "AlbertTokenizer"
+    if (directory / GOOGLE_ALBERT_FILENAME).exists():
+        return "AlbertTokenizer"
+    name = read_files_beside(directory).tokenizer_class
+    return name if name in SENTENCEPIECE_CLASSES else ""
 
 
 def read_directory(
@@ -136,8 +150,8 @@ def read_directory(
     """Reads a tokenizer of transformers, and the files beside it, as transformers does.
 
     It is in `tokenizer.json`, or else in `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
-    (byte-level BPE) or `*.model` (ALBERT). Options in `tokenizer_config.json` override options in
-    `tokenizer.json`. Where neither says whether BERT lower-cases, the pieces decide
+    (byte-level BPE) or `*.model` (ALBERT, DeBERTa). Options in `tokenizer_config.json` override
+    options in `tokenizer.json`. Where neither says whether BERT lower-cases, the pieces decide
     (`lower_case_of`), where transformers always would; `lower_case` overrides all. If a file is
     `named`, its vocabulary is read, and a `tokenizer.json` with another vocabulary is ignored.
 
@@ -182,6 +196,8 @@ def _apply_files_beside(
 
     # The special tokens are pieces like others: they are neither added to a text nor read in it.
     default = ROBERTA_TOKENS if tokenizer_class in ROBERTA_CLASSES else DEFAULT_TOKENS[kind]
+    if tokenizer_class == "DebertaV2Tokenizer":
+        default = DEBERTA_TOKENS
     if kind == "WordPiece":
         default = default._replace(unk=spec["model"]["unk_token"])
     stated = {**beside.special_tokens, **config}
@@ -210,7 +226,10 @@ def _apply_files_beside(
     if special_tokens.mask not in ids:
         special_tokens = special_tokens._replace(mask=None)
     spec |= {"truncation": None, "padding": None}
-    if kind != "WordPiece" and tokenizer_class not in GENERIC_CLASSES:
+    if tokenizer_class == "DebertaV2Tokenizer":
+        if beside.version != 4:  # There, a tokenizer.json says all.
+            spec |= deberta_steps(config)
+    elif kind != "WordPiece" and tokenizer_class not in GENERIC_CLASSES:
         _apply_options(path, spec, config, tokenizer_class)
     spec["post_processor"], layout = _post_processor(path, spec, beside, is_older, special_tokens)
     mask_lstrip = False
@@ -251,7 +270,8 @@ def _post_processor(
     is_generic, is_roberta_class = (
         tokenizer_class in classes for classes in (GENERIC_CLASSES, ROBERTA_CLASSES)
     )
-    has_own = is_roberta_class or tokenizer_class in TOKENIZER_CLASSES["WordPiece"]
+    own = (*TOKENIZER_CLASSES["WordPiece"], "DebertaV2Tokenizer")
+    has_own = is_roberta_class or tokenizer_class in own
     follows_file = is_generic or version == 4 or (spec["post_processor"] and not has_own)
     if follows_file and not is_older:
         bare = Layout(0, True, is_bare=True)
@@ -342,16 +362,18 @@ def _read_older_vocabulary(
         return path, spec
     if models := [directory / named] if named else sorted(directory.glob("*.model")):
         path, *others = models
-        if others or not is_albert(directory):
+        tokenizer_class = sentencepiece_class(directory)
+        if others or not tokenizer_class:
             found = ", ".join(each.name for each in models)
             raise ValueError(
                 f"{directory}: expected one SentencePiece model, and files that say it is ALBERT's "
-                f"(tokenizer_class or model_type), found {found}; of other models, such as "
-                f"XLM-RoBERTa, add their {TOKENIZER_FILENAME}"
+                f"or DeBERTa's (tokenizer_class or model_type), found {found}; of other models, "
+                f"such as XLM-RoBERTa, add their {TOKENIZER_FILENAME}"
             )
         check_not_pointer(path)
         casing = {} if lower_case is None else {"do_lower_case": lower_case}
-        return path, albert_spec(path.read_bytes(), config | casing, str(path))
+        read = SENTENCEPIECE_CLASSES[tokenizer_class]
+        return path, read(path.read_bytes(), config | casing, str(path))
     names = f"{VOCABULARY_FILENAME} nor {TOKENIZER_FILENAME}, {VOCABULARY_JSON_FILENAME} or *.model"
     fix = "copy the model's tokenizer into it"
     raise FileNotFoundError(f"{directory} has neither {names}: {fix}")

@@ -25,9 +25,9 @@ from bert_jax.tokenizers.huggingface import (
     ADDED_TOKENS_FILENAME,
     CONFIG_FILENAME,
     GOOGLE_ALBERT_FILENAME,
-    is_albert,
     read_alone,
     read_directory,
+    sentencepiece_class,
 )
 from bert_jax.tokenizers.stored import (
     LAYOUT_FILENAME,
@@ -433,7 +433,7 @@ def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:
     if path.name in (byte_pair.VOCABULARY_JSON_FILENAME, byte_pair.MERGES_FILENAME):
         return True
     if path.suffix == ".model":
-        return is_albert(directory)
+        return bool(sentencepiece_class(directory))
     beside = ("config.json", TOKENIZER_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
     beside += (byte_pair.VOCABULARY_JSON_FILENAME, GOOGLE_ALBERT_FILENAME)
     is_stored = (directory / LAYOUT_FILENAME).exists()  # Whose files are others.

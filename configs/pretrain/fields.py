@@ -298,14 +298,12 @@ OPTIONAL = {
     "model.position_offset": Field(0, "Rows of the position table before the first token's."),
     "model.pooler_activation": Field("tanh", "Of the dense layer below a classifier."),
 }
+_SIZES = "num_layers", "hidden_size", "num_heads", "intermediate_size"
 # The model config of ModernBERT, in place of BERT's fields that begin with "model.".
 MODERNBERT = {
     "model.architecture": Field("modernbert", TRAINING["model.architecture"].meaning),
     "model.size": Field("base", "Sets the next four. None: the size of `init_from`."),
-    **{
-        f"model.{name}": Field(None, "None: set by `size`.", kind=int)
-        for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size")
-    },
+    **{f"model.{name}": Field(None, "None: set by `size`.", kind=int) for name in _SIZES},
     "model.attention_pattern": Field(
         "gll", "Global (g) and local (l) layers, repeated up to the number of layers."
     ),
@@ -325,6 +323,19 @@ MODERNBERT = {
     "model.layer_norm_epsilon": Field(1e-5, "Added to the variance in LayerNorm."),
     "model.max_position_embeddings": Field(None, "Tokens of the longest sequence.", kind=int),
 }
+# The same of DeBERTa.
+DEBERTA = {
+    "model.architecture": Field("deberta", TRAINING["model.architecture"].meaning),
+    **{name: MODERNBERT[name] for name in ("model.size", *(f"model.{each}" for each in _SIZES))},
+    "model.num_buckets": Field(
+        None, "Distances on each side with vectors of their own; 0: all. None: 256.", kind=int
+    ),
+    "model.dropout_rate": Field(0.1, "Of hidden states, and of the vectors of distances."),
+    "model.attention_dropout_rate": TRAINING["model.attention_dropout_rate"],
+    "model.initializer_range": TRAINING["model.initializer_range"],
+    "model.layer_norm_epsilon": Field(1e-7, "Added to the variance in LayerNorm."),
+    "model.max_position_embeddings": Field(512, "Tokens of the longest sequence."),
+}
 # Of objective "replaced_tokens" (ELECTRA).
 GENERATOR = {
     "generator.hidden_fraction": Field(
@@ -340,7 +351,7 @@ GENERATOR = {
 }
 
 # Every known field, in whichever configuration, but those of `later_phases`.
-KNOWN = MODERNBERT | FIELDS | OPTIONAL | GENERATOR
+KNOWN = MODERNBERT | DEBERTA | FIELDS | OPTIONAL | GENERATOR
 
 # Those that may differ when a run is resumed.
 MAY_CHANGE = (PATHS.keys() - {"branch_from"}) | RUNNING.keys()

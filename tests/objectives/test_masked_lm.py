@@ -23,6 +23,7 @@ CASE = suites.ObjectiveCase(
 MODERNBERT = suites.on_modernbert(CASE)
 MPNET = suites.on_mpnet(CASE)
 ESM = suites.on_esm(CASE)
+DEBERTA = suites.on_deberta(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -46,3 +47,9 @@ def test_objective_on_mpnet(holds, tmp_path):
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_esm(holds, tmp_path):
     holds(ESM, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_deberta(holds, tmp_path):
+    holds(DEBERTA, tmp_path)

@@ -60,6 +60,14 @@ MODERNBERT_SIZES = {
     "eos_token_id": 3,
 }
 ESM_SIZES = SIZES | {"pad_token_id": 1, "mask_token_id": 32, "token_dropout": True}
+DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+}
 # Family -> options of its configurations, each with a seed of its own.
 OPTIONS = {
     "Bert": (
@@ -138,6 +146,37 @@ OPTIONS = {
             "hidden_size": 30,
             "intermediate_size": 17,
         },
+    ),
+    "DebertaV2": (
+        DEBERTA,  # Version 3: no distance is as far as half of the buckets.
+        DEBERTA | {"position_buckets": 8, "conv_kernel_size": 3, "conv_act": "gelu"},
+        DEBERTA | {"position_buckets": 10, "legacy": False, "type_vocab_size": 2},
+        DEBERTA
+        | {
+            "position_buckets": 6,
+            "share_att_key": False,
+            "norm_rel_ebd": "none",
+            "conv_kernel_size": 5,
+            "num_hidden_layers": 1,
+        },
+        DEBERTA
+        | {
+            "position_buckets": -1,
+            "max_relative_positions": 6,
+            "pos_att_type": ["c2p"],
+            "position_biased_input": True,
+            "embedding_size": 10,
+        },
+        DEBERTA
+        | {
+            "position_buckets": 4,
+            "pos_att_type": ["p2c"],
+            "share_att_key": False,
+            "hidden_act": "relu",
+            "pooler_hidden_act": "tanh",
+            "layer_norm_eps": 1e-5,
+        },
+        {"type_vocab_size": 3},  # Without distances.
     ),
     # Arithmetic of RoBERTa's or of BERT's.
     "XLMRoberta": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),

@@ -232,6 +232,85 @@ def test_albert_equals_transformers(options, saved, albert_model, texts, tmp_pat
     assert_equal(ours, reference, texts, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def deberta_model(texts, tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("deberta") / "spm"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(" ".join(text.split()) for text in texts[:4000]),
+        model_prefix=str(prefix),
+        vocab_size=6000,
+        character_coverage=0.98,
+        hard_vocab_limit=False,
+        pad_id=0,
+        pad_piece="[PAD]",
+        bos_id=1,
+        bos_piece="[CLS]",
+        eos_id=2,
+        eos_piece="[SEP]",
+        unk_id=3,
+        unk_piece="[UNK]",
+        minloglevel=2,
+    )
+    return prefix.with_suffix(".model").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ({}, False),
+        ({}, True),
+        ({"do_lower_case": True, "split_by_punct": True}, True),
+        ({"add_prefix_space": False}, False),
+    ],
+)
+def test_deberta_equals_transformers(options, saved, deberta_model, texts, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "spm.model").write_bytes(deberta_model)
+    (source / "config.json").write_text('{"model_type": "deberta-v2"}')
+    (source / "tokenizer_config.json").write_text(json.dumps(options))
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    assert type(reference).__name__ == "DebertaV2Tokenizer"
+    if saved:
+        source = tmp_path / "saved"
+        reference.save_pretrained(source)
+    ours = load_tokenizer(source)
+    assert ours.mask_id == reference.mask_token_id == ours.vocab_size - 1
+    assert ours.lower_case == options.get("do_lower_case", False)
+    texts = [text.replace("[PAD]", "PAD").replace("[UNK]", "UNK") for text in texts]
+    assert_equal(ours, reference, texts, tmp_path)
+
+
+def test_deberta_of_transformers_4_follows_its_tokenizer_json(deberta_model, texts, tmp_path):
+    """There, the model's own normalization comes first, as in its original code."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(deberta_model)
+    precompiled = tokenizers.normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
+    spaces = tokenizers.normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+    steps = [tokenizers.normalizers.Strip(), precompiled, spaces]
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    theirs = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    theirs.normalizer = tokenizers.normalizers.Sequence(steps)
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.Metaspace()]
+    )
+    theirs.add_special_tokens([tokenizers.AddedToken("[MASK]", normalized=False)])
+    theirs.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    values = {"model_type": "deberta-v2", "transformers_version": "4.57.0"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = {"tokenizer_class": "DebertaV2TokenizerFast"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = load_tokenizer(tmp_path)
+    texts = [text.replace("[PAD]", "PAD").replace("[UNK]", "UNK") for text in texts]
+    expected = theirs.encode_batch(texts, add_special_tokens=False)
+    assert ours.encode_batch(texts) == [each.ids for each in expected]
+    assert ours.encode("ﬁ") == ours.encode("fi")
+
+
 def test_xlm_roberta_equals_transformers(albert_model, texts, tmp_path):
     model = sentencepiece_model_pb2.ModelProto.FromString(albert_model)
     special = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -256,14 +335,16 @@ CLASSES = {
     "data2vec-text": ("RobertaTokenizer", "<s>", "</s>"),
     "ernie": ("BertTokenizer", "[CLS]", "[SEP]"),
     "mpnet": ("MPNetTokenizer", "<s>", "</s>"),
+    "deberta-v2": ("DebertaV2Tokenizer", "[CLS]", "[SEP]"),
 }
 
 
 def small_tokenizer_json(family: str, post_processor: dict | None) -> dict:
     """Returns the tokenizer.json of a vocabulary of "a" and "b"."""
     tokenizer_class, cls, sep = CLASSES[family]
-    is_bert = cls == "[CLS]" and family != "albert"
-    pad, unk, mask = ("[PAD]", "[UNK]", "[MASK]") if is_bert else ("<pad>", "<unk>", "<mask>")
+    is_bert = tokenizer_class in ("BertTokenizer", "DistilBertTokenizer")
+    is_named = is_bert or family == "deberta-v2"
+    pad, unk, mask = ("[PAD]", "[UNK]", "[MASK]") if is_named else ("<pad>", "<unk>", "<mask>")
     pieces = [cls, pad, sep, unk, mask, "a", "b", "▁a", "▁b", "▁"]
     split, byte_level = {"type": "Metaspace"}, {"type": "ByteLevel", "use_regex": True}
     split |= {"replacement": "▁", "prepend_scheme": "always", "split": True}

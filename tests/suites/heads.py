@@ -37,6 +37,7 @@ from tests.helpers.corpora import write_vocabulary
 from tests.helpers.models import (
     assert_trees_equal,
     random_params,
+    small_deberta_config,
     small_esm_config,
     small_model_config,
     small_modernbert_config,
@@ -50,6 +51,7 @@ ARCHITECTURES = {
     "modernbert": small_modernbert_config(VOCAB, num_heads=2),
     "mpnet": small_mpnet_config(VOCAB, num_heads=2, dropout_rate=0.0),
     "esm": small_esm_config(VOCAB, num_heads=2, mask_id=4),
+    "deberta": small_deberta_config(VOCAB, num_heads=2, dropout_rate=0.0),
 }
 """The model configs of architectures other than BERT's."""
 KEY = jax.random.key(2)

@@ -24,6 +24,7 @@ from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
+from bert_jax.model.deberta import DebertaConfig
 from bert_jax.model.esm import EsmConfig
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.modernbert import ModernBertConfig
@@ -38,6 +39,7 @@ from tests.helpers.corpora import write_vocabulary
 from tests.helpers.models import (
     assert_trees_equal,
     random_params,
+    small_deberta_config,
     small_esm_config,
     small_model_config,
     small_modernbert_config,
@@ -81,6 +83,11 @@ def make_esm_config(**fields) -> EsmConfig:
     return small_esm_config(VOCAB, **defaults | fields)
 
 
+def make_deberta_config(**fields) -> DebertaConfig:
+    defaults = {"max_position_embeddings": LENGTH, "initializer_range": 0.2, "dropout_rate": 0.0}
+    return small_deberta_config(VOCAB, **defaults | fields)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectiveCase:
     """An objective, and what is expected of it.
@@ -95,7 +102,7 @@ class ObjectiveCase:
     """
 
     objective: Objective
-    config: BertConfig | ModernBertConfig | MpnetConfig | EsmConfig
+    config: BertConfig | ModernBertConfig | MpnetConfig | EsmConfig | DebertaConfig
     weights: Mapping[str, float]
     reference: Callable[..., dict[str, tuple[float, float]]]
     frozen: dict = dataclasses.field(default_factory=dict)
@@ -118,6 +125,12 @@ def on_mpnet(case: ObjectiveCase) -> ObjectiveCase:
 def on_esm(case: ObjectiveCase) -> ObjectiveCase:
     """Returns the case of an objective on ESM."""
     return dataclasses.replace(case, config=make_esm_config(causal=case.config.causal))
+
+
+def on_deberta(case: ObjectiveCase) -> ObjectiveCase:
+    """Returns the case of an objective on DeBERTa; left to right, without its convolution."""
+    fields = {"causal": True, "convolution_width": 0} if case.config.causal else {}
+    return dataclasses.replace(case, config=make_deberta_config(**fields))
 
 
 def make_rows(lengths: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:

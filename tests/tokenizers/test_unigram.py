@@ -1,4 +1,4 @@
-"""ALBERT's tokenizer: every option of its normalization is applied, or refused by name."""
+"""Unigram tokenizers: every option of ALBERT's normalization is applied, or refused by name."""
 
 import io
 import json
@@ -22,6 +22,7 @@ ALBERT = {"tokenizer_class": "AlbertTokenizer"}
 def train(texts=TEXTS, size=90, **options) -> bytes:
     model = io.BytesIO()
     names = {"pad_piece": "<pad>", "unk_piece": "<unk>"}
+    names["control_symbols"] = ["[CLS]", "[SEP]", "[MASK]"]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*texts] * 20),
         model_writer=model,
@@ -31,7 +32,6 @@ def train(texts=TEXTS, size=90, **options) -> bytes:
         unk_id=1,
         bos_id=-1,
         eos_id=-1,
-        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
         minloglevel=2,
         **names | options,
     )
@@ -177,6 +177,33 @@ def test_a_damaged_model_and_one_of_another_algorithm_are_clear_errors(tmp_path)
     directory = write(tmp_path / "o", b"any", config={"model_type": "bert"})
     with pytest.raises(ValueError, match=r"files that say it is ALBERT's .* found spiece\.model"):
         load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, "▁The▁Zurich▁of"),
+        ({"do_lower_case": True}, "▁the▁zurich▁of"),
+        ({"add_prefix_space": False}, "The▁Zurich▁of"),
+        ({"split_by_punct": True}, "▁The▁Zurich▁of"),
+    ],
+    ids=str,
+)
+def test_deberta_is_cased_and_its_mask_follows_the_pieces(config, expected, tmp_path):
+    symbols = ["[CLS]", "[SEP]"]
+    model = train(pad_piece="[PAD]", unk_piece="[UNK]", control_symbols=symbols)
+    directory = write(tmp_path / "m", tokenizer_config=config, config={"model_type": "deberta-v2"})
+    (directory / "spm.model").write_bytes(model)
+    tokenizer = load_tokenizer(directory)
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
+    assert tokenizer.special_ids == (0, 1, 2, 3, pieces) and tokenizer.vocab_size == pieces + 1
+    assert tokenizer.lower_case == config.get("do_lower_case", False)
+    assert surface(tokenizer, "The \t Zurich  of ") == expected
+    assert tokenizer.layout == Layout()
+    separator = "▁" if "split_by_punct" in config else ""
+    assert surface(tokenizer, "old.").endswith(f"old{separator}.")
+    assert tokenizer.unk_id in tokenizer.encode("ﬁ")  # There is no compatibility normalization.
+    assert store_tokenizer(tokenizer, tmp_path / "stored").files() == tokenizer.files()
 
 
 XLM_ROBERTA = {"tokenizer_class": "XLMRobertaTokenizer"}
