@@ -19,7 +19,11 @@ from bert_jax.checkpoints.parameters import (
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.objectives.replaced_tokens import GeneratorSettings, generator_params
+from bert_jax.objectives.replaced_tokens import (
+    GeneratorSettings,
+    generator_params,
+    usable_params,
+)
 from bert_jax.runtime.buckets import as_path, is_bucket
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.model_files import find_snapshot, hub_hint, read_optional
@@ -130,6 +134,7 @@ def _read_native(directory: pathlib.Path, verify_checksums: bool) -> LoadedModel
     params, settings, tokenizer = load_checkpoint(directory, abstract_params, verify_checksums)
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
         settings["head"] |= settings.get("tuned_head_settings", {})
+    params = usable_params(params)
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))
     unused = ("training",) if settings.get("has_training_state", True) else ()
     return LoadedModel(params, settings, tokenizer, LoadReport(paths, (), unused))

@@ -35,7 +35,6 @@ from bert_jax.model.config import (
     check_rates,
     pad_to_tiles,
 )
-from bert_jax.model.cpu import attention_scores, product_with_flat_gradient, weighted_values
 from bert_jax.model.dropout import (
     HiddenDropout,
     LayerDropout,
@@ -352,18 +351,23 @@ class EncoderLayer(nn.Module):
         return self.finish(x, self.attend(x, inputs, dropout), dropout)
 
     def attend(
-        self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout
+        self,
+        x: jax.Array,
+        inputs: SharedInputs,
+        dropout: LayerDropout,
+        queries: jax.Array | None = None,
     ) -> tuple[jax.Array, ...]:
         """Returns the weighted values of all heads, joined, `[B, L, H]`.
 
-        With a convolution, its result, too.
+        With a convolution, its result, too. `queries`, `[B, L, H]`, are other hidden states than
+        those that are attended to (section 3.2: the enhanced mask decoder); None: the same.
         """
-        scores = self._scores(x, inputs, dropout)
+        scores = self._scores(x, inputs, dropout, queries)
         value = split_heads(self.value(x), self.config.num_heads)
         probabilities = attention_probabilities(scores, inputs.mask, x.dtype)
         if "attention" in dropout:
             probabilities = dropout["attention"].apply(probabilities)
-        context = jnp.swapaxes(weighted_values(probabilities, value), 1, 2).reshape(x.shape)
+        context = jnp.einsum("bhqk,bhkd->bqhd", probabilities, value).reshape(x.shape)
         if not self.has_convolution:
             return (context,)
         convolved = self.convolution(x, inputs.mask.sequence_ids)
@@ -386,54 +390,61 @@ class EncoderLayer(nn.Module):
         """Returns attention scores, float32 `[B, heads, L, L]`, and the mask of their softmax."""
         return self._scores(x, inputs, {}), inputs.mask
 
-    def _scores(self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout) -> jax.Array:
+    def _scores(
+        self,
+        x: jax.Array,
+        inputs: SharedInputs,
+        dropout: LayerDropout,
+        queries: jax.Array | None = None,
+    ) -> jax.Array:
         """Returns the sum of the terms of a score (section 3.1), all divided by one root."""
-        config = self.config
-        query, key = (split_heads(y, config.num_heads) for y in (self.query(x), self.key(x)))
+        config, query = self.config, self.query(x if queries is None else queries)
+        query, key = (split_heads(y, config.num_heads) for y in (query, self.key(x)))
         scale = 1 / math.sqrt(query.shape[-1] * (1 + len(config.score_terms)))
         scaled_query = query * jnp.asarray(scale, x.dtype)
-        scores = attention_scores(scaled_query, key)
+        scores = jnp.einsum(
+            "bhqd,bhkd->bhqk", scaled_query, key, preferred_element_type=jnp.float32
+        )
         if not config.score_terms:
             return scores
         # The same for all rows: what is dropped of it, too.
-        distances = apply_dropout(inputs.distances[None], dropout.get("distances"))[0]
-        distances = distances.astype(x.dtype)
+        table = apply_dropout(inputs.distances[None], dropout.get("distances"))[0]
         length = x.shape[1]
-        to_key = np.arange(length - 1, -length, -1)  # From a query to the keys around it.
+        to_key = length - np.arange(2 * length)  # From a query to a key, as `_align` reads them.
         if "c2p" in config.score_terms:
             project = self.key if config.shares_projections else self.distance_key
-            table = self._by_distance(project(distances), to_key)
-            scores += _at_distances(scaled_query, table)
+            distances = table[distance_rows(config, to_key)].astype(x.dtype)
+            scores += _products(scaled_query, project(distances))
         if "p2c" in config.score_terms:
             project = self.query if config.shares_projections else self.distance_query
-            table = self._by_distance(project(distances), -to_key)
-            scores += _at_distances(key, table * jnp.asarray(scale, x.dtype)).mT
+            distances = table[distance_rows(config, -to_key)].astype(x.dtype)
+            scores += _products(key * jnp.asarray(scale, x.dtype), project(distances)).mT
         return scores
 
-    def _by_distance(self, table: jax.Array, distances: np.ndarray) -> jax.Array:
-        """Returns `[heads, 2L - 1, head_dim]` of a projected table, `[2S, H]`."""
-        table = split_heads(table[None], self.config.num_heads)[0]
-        return table[:, distance_rows(self.config, distances)]
 
-
-def _at_distances(x: jax.Array, table: jax.Array) -> jax.Array:
+def _products(x: jax.Array, distances: jax.Array) -> jax.Array:
     """Returns the products of each position with the vectors of its distances to all positions.
-
-    Products with all vectors are computed, and each row of these is shifted by one more than the
-    row before it, instead of gathered (Dai et al., 2019, appendix B).
 
     Args:
       x: `[B, heads, L, head_dim]`.
-      table: `[heads, 2L - 1, head_dim]`: of position i, vector L - 1 - i + j is that of position j.
+      distances: `[2L, H]`: of position i, vector L - i + j is that of position j.
 
     Returns:
       float32 `[B, heads, L, L]`.
     """
-    products = jnp.einsum("bhid,hrd->bhir", x, table, preferred_element_type=jnp.float32)
-    length, size = products.shape[2:]
-    flat = jnp.pad(products, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(*products.shape[:2], -1)
-    shifted = flat[:, :, length - 1 : length - 1 + length * size]
-    return shifted.reshape(*products.shape[:3], size)[..., :length]
+    (distances,) = split_heads(distances[None], x.shape[1])
+    return _align(jnp.einsum("bhid,hrd->bhir", x, distances, preferred_element_type=jnp.float32))
+
+
+def _align(x: jax.Array) -> jax.Array:
+    """Returns `[B, heads, L, L]` of which entry (i, j) is (i, L - i + j) in `x`, `[.., L, 2L]`.
+
+    Each row is shifted by one more than the row before it, instead of gathered (Dai et al., 2019,
+    appendix B).
+    """
+    length, size = x.shape[2:]
+    flat = x.reshape(*x.shape[:2], -1)[..., length:]
+    return flat.reshape(*x.shape[:2], length, size - 1)[..., :length]
 
 
 class Convolution(nn.Module):
@@ -456,8 +467,7 @@ class Convolution(nn.Module):
             is_same = padded_ids[:, start : start + length] == sequence_ids
             read.append(jnp.where(is_same[..., None], padded[:, start : start + length], 0))
         matrix = kernel.reshape(-1, size).astype(x.dtype)
-        y = product_with_flat_gradient(jnp.matmul, jnp.concatenate(read, axis=-1), matrix)
-        return y + bias.astype(x.dtype)
+        return jnp.concatenate(read, axis=-1) @ matrix + bias.astype(x.dtype)
 
 
 def encoder_layers(config: DebertaConfig) -> tuple[EncoderLayer, ...]:
@@ -495,13 +505,13 @@ def flops_per_row(
     """Returns the FLOPs of the matrix products of a forward pass for one row of `length`.
 
     Two per multiply-add; attention is over the whole row, and each term of distances over all
-    2L - 1 of them. The last layer finishes `num_outputs` positions; `num_targets` tokens and
+    2L of them. The last layer finishes `num_outputs` positions; `num_targets` tokens and
     `num_pairs` pairs are predicted. The projections of the vectors of distances, once for a batch,
     gathers, LayerNorm and softmax are not counted.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     attend = length * 3 * hidden**2 + 2 * length**2 * hidden
-    attend += len(config.score_terms) * length * (2 * length - 1) * hidden
+    attend += len(config.score_terms) * 2 * length**2 * hidden
     finish = hidden**2 + 2 * hidden * inner  # For one position.
     positions = (config.num_layers - 1) * length + num_outputs
     embedding_size = config.embedding_size or hidden

@@ -9,6 +9,10 @@ Only the discriminator is used afterwards. Unless the generator has embeddings o
 the discriminator's, and the generator predicts with them. The parameter tree has them once, under
 `encoder/embeddings`: what `generator/encoder/embeddings` lacks is taken from there whenever the
 generator is applied.
+
+Disentangled (DeBERTaV3; He et al., 2021, section 3.3), the discriminator reads the sum of a shared
+table, through which it has no gradient, and of a difference, from 0, that only it reads:
+"difference" in the parameters. A model that is loaded has the sum.
 """
 
 import dataclasses
@@ -37,6 +41,7 @@ from bert_jax.objectives.masked_lm import (
 # As in the released code, which shares what is in its scope "electra/embeddings"; the layer that
 # widens or narrows them for an encoder is each encoder's own.
 SHARED = ("token_embedding", "position_embedding", "segment_embedding", "layer_norm")
+DISENTANGLED = ("token_embedding", "position_embedding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +53,15 @@ class GeneratorSettings:
         discriminator's.
       num_layers: None: as many as the discriminator.
       ties_embeddings: whether both share the embeddings named in `SHARED`.
+      disentangles_embeddings: whether they share only those of `DISENTANGLED`, and the
+        discriminator adds a difference of its own.
       discriminator_weight: of the discriminator's loss; the generator's has the weight 1.
     """
 
     hidden_fraction: float = 0.25
     num_layers: int | None = None
     ties_embeddings: bool = True
+    disentangles_embeddings: bool = False
     discriminator_weight: float = 50.0
 
     def config(self, discriminator):
@@ -63,6 +71,11 @@ class GeneratorSettings:
             raise ValueError(
                 f"config.generator.hidden_fraction={fraction}: expected more than 0 and at most "
                 "1, as a generator is no wider than the discriminator whose embeddings it reads"
+            )
+        if self.disentangles_embeddings and not self.ties_embeddings:
+            raise ValueError(
+                "config.generator.disentangles_embeddings=True: both models read one table, so set "
+                "config.generator.ties_embeddings=True"
             )
         hidden_size = round(discriminator.hidden_size * fraction)
         num_heads = max(round(discriminator.num_heads * fraction), 1)
@@ -145,6 +158,8 @@ class ReplacedTokenModel(Discriminator):
         super().setup()
         if self.is_initializing():
             self.param("generator", self._init_generator)
+            if self.settings.disentangles_embeddings:
+                self.param("difference", self._init_difference)
 
     @property
     def encoders(self) -> dict[str, object]:
@@ -158,15 +173,90 @@ class ReplacedTokenModel(Discriminator):
         return PretrainingModel(config, False, self.plan, parent=None)
 
     def _init_generator(self, key: jax.Array) -> dict:
-        names = "tokens", "segment_ids", "position_ids", "sequence_ids", "target_positions"
-        batch = dict.fromkeys(names, jnp.zeros((1, 2), jnp.int32))  # Any: it has no influence.
-        params = self.generator.init(key, batch)["params"]
+        params = self.generator.init(key, _any_batch())["params"]
         if not self.settings.ties_embeddings:
             return params
         embeddings = params["encoder"]["embeddings"]
-        own = {name: embeddings[name] for name in embeddings if name not in SHARED}
+        shared = DISENTANGLED if self.settings.disentangles_embeddings else SHARED
+        discriminator = PretrainingModel(self.config, False, parent=None)
+        shapes = jax.eval_shape(discriminator.init, key, _any_batch())["params"]["encoder"]
+        own = {
+            name: module
+            for name, module in embeddings.items()
+            # A LayerNorm that follows the projection is as wide as each model.
+            if name not in shared or _shapes(module) != _shapes(shapes["embeddings"][name])
+        }
         others = {name: x for name, x in params["encoder"].items() if name != "embeddings"}
         return params | {"encoder": others | ({"embeddings": own} if own else {})}
+
+    def _init_difference(self, key: jax.Array) -> dict:
+        tables = jax.eval_shape(self.generator.init, key, _any_batch())["params"]["encoder"]
+        return {
+            name: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), table)
+            for name, table in tables["embeddings"].items()
+            if name in DISENTANGLED
+        }
+
+
+def _shapes(tree) -> dict:
+    return jax.tree.map(lambda leaf: leaf.shape, tree)
+
+
+def _any_batch() -> dict[str, jax.Array]:
+    """Returns a batch to initialize a model with: it has no influence."""
+    names = "tokens", "segment_ids", "position_ids", "sequence_ids", "target_positions"
+    return dict.fromkeys(names, jnp.zeros((1, 2), jnp.int32))
+
+
+def discriminator_params(params: dict) -> dict:
+    """Returns the parameters with the tables that the discriminator reads under "encoder"."""
+    embeddings = dict(params["encoder"]["embeddings"])
+    for name, difference in params.get("difference", {}).items():
+        embeddings[name] = jax.tree.map(
+            lambda shared, own: jax.lax.stop_gradient(shared) + own, embeddings[name], difference
+        )
+    return params | {"encoder": params["encoder"] | {"embeddings": embeddings}}
+
+
+def usable_params(params: dict) -> dict:
+    """Returns the parameters of a run as they are used: each model has the tables that it reads."""
+    if "difference" not in params:
+        return params
+    of_generator = generator_params(params)["encoder"]["embeddings"]
+    own = {name: of_generator[name] for name in params["difference"]}
+    merged = discriminator_params(params)
+    del merged["difference"]
+    return _with_generator_embeddings(merged, lambda embeddings: embeddings | own)
+
+
+def has_own_tables(params: dict) -> bool:
+    """Returns whether a generator is beside the encoder, and has tables of embeddings."""
+    embeddings = params.get("generator", {}).get("encoder", {}).get("embeddings", {})
+    return "token_embedding" in embeddings
+
+
+def trainable_params(params: dict) -> dict:
+    """Returns the parameters of a run from those of `usable_params`, up to rounding."""
+    embeddings = params["encoder"]["embeddings"]
+    of_generator = params["generator"]["encoder"]["embeddings"]
+    shared = {name: of_generator[name] for name in DISENTANGLED if name in of_generator}
+    difference = {
+        name: jax.tree.map(lambda ours, theirs: ours - theirs, embeddings[name], table)
+        for name, table in shared.items()
+    }
+    encoder = params["encoder"] | {"embeddings": embeddings | shared}
+    return _with_generator_embeddings(
+        params | {"encoder": encoder, "difference": difference},
+        lambda own: {name: module for name, module in own.items() if name not in shared},
+    )
+
+
+def _with_generator_embeddings(params: dict, change) -> dict:
+    """Returns the parameters with `change` applied to what the generator has of embeddings."""
+    encoder = dict(params["generator"]["encoder"])
+    if embeddings := change(encoder.pop("embeddings", {})):
+        encoder["embeddings"] = embeddings
+    return params | {"generator": params["generator"] | {"encoder": encoder}}
 
 
 def generator_params(params: dict) -> dict:
@@ -271,7 +361,7 @@ class ReplacedTokens:
 
     def model_sums(self, model, params, batch, is_replaced, dropout) -> Sums:
         """Returns the sums of the discriminator on the rows that the generator corrupted."""
-        logits = model.apply({"params": params}, batch, dropout)
+        logits = model.apply({"params": discriminator_params(params)}, batch, dropout)
         return discriminator_sums(logits, is_replaced, batch)
 
     def flops_per_row(self, model_config, length: int, max_sequences: int) -> float:

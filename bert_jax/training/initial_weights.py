@@ -15,6 +15,7 @@ from bert_jax.checkpoints.parameters import (
     trained_length,
 )
 from bert_jax.checkpoints.read import read_model
+from bert_jax.objectives.replaced_tokens import has_own_tables, trainable_params
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.optimizer import with_moments
 from bert_jax.training.phases import Phase
@@ -62,6 +63,11 @@ def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:
     Raises ValueError if a module has other parameters in the weights.
     """
     config, modules = setup.config, modules_of(setup.abstract_state.params)
+    if "difference" in modules and has_own_tables(source.params):
+        own = {"modules": sorted({*source.settings["modules"], "difference"})}
+        source = source._replace(
+            params=trainable_params(source.params), settings=source.settings | own
+        )
     fresh = sorted(set(modules) - set(source.settings["modules"]))
     names = ", ".join(fresh + ["optimizer"] * (not config.init_optimizer)) or "nothing"
     logging.info("Starting from %s; newly initialized: %s", config.init_from, names)

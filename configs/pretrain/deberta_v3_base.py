@@ -1,13 +1,14 @@
 """DeBERTa-v3, base: 12 layers, hidden 768, 12 heads; 184 M parameters, and a generator of 6 layers.
 
 Source: He et al. (2021) and the released code (`rtd.sh`, `rtd_base.json`), which agree in what
-follows: replaced tokens, with a generator of half the layers and the same width; one million steps
-of 256 rows of 512 tokens, learning rate 1e-4, warm-up of 10,000 steps; 15 % of the tokens are
-masked, always by [MASK]; a vocabulary of 128,100 pieces. The weight of the discriminator's loss is
-50 in the paper, and 10 in the code, as here.
+follows: replaced tokens, with a generator of half the layers and the same width, and embeddings
+whose gradients are disentangled; one million steps of 256 rows of 512 tokens, learning rate 1e-4,
+warm-up of 10,000 steps; 15 % of the tokens are masked, always by [MASK]; a vocabulary of 128,100
+pieces. The weight of the discriminator's loss is 50 in the paper, and 10 in the code, as here.
 
 Differences: the discriminator's head is ELECTRA's (the released one also reads the hidden state of
-[CLS]); and the generator predicts with a plain head, without the enhanced mask decoder.
+[CLS]); and the generator predicts with a plain head, without the enhanced mask decoder, which is
+an objective of its own (--config.objective=enhanced_masked_lm, without a discriminator).
 
 The sizes of `--config.model.size` are xsmall, small, base and large, and v2-xlarge and v2-xxlarge
 of version 2, with their convolution. For xsmall, the released code has 64 rows and a learning rate
@@ -43,6 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.masking.keep_fraction = config.masking.random_fraction = 0.0
     config.generator.hidden_fraction = 1.0
     config.generator.num_layers = 6
+    config.generator.disentangles_embeddings = True
     config.generator.discriminator_weight = 10.0
 
     config.max_seq_length = 512

@@ -118,7 +118,8 @@ TRAINING = {
         'A file in bert_jax/objectives, or the dotted name of your own module. "left_to_right": '
         "causal attention, predicting the next token at every position; `masking` and "
         '`max_predictions` then have no effect. "span_boundary": masked LM, and each token of a '
-        "span is also predicted from the two tokens around the span (SpanBERT).",
+        "span is also predicted from the two tokens around the span (SpanBERT). "
+        '"enhanced_masked_lm": masked LM through DeBERTa\'s decoder.',
     ),
     "next_sentence": Field(True, "False: without next-sentence loss, its head and the pooler."),
     "max_predictions": Field(
@@ -344,6 +345,11 @@ GENERATOR = {
     "generator.num_layers": Field(None, "None: as many as the discriminator.", kind=int),
     "generator.ties_embeddings": Field(
         True, "Shares the discriminator's embeddings; False: the generator has its own."
+    ),
+    "generator.disentangles_embeddings": Field(
+        False,
+        "Shares only the tables of tokens and positions; the discriminator trains none of them, "
+        "but differences that it adds (DeBERTaV3).",
     ),
     "generator.discriminator_weight": Field(
         50.0, "Of the discriminator's loss; the generator's has 1.", AT_LEAST_0

@@ -23,6 +23,7 @@ from tests.helpers.corpora import (
 )
 from tests.helpers.json_lines import write_lines
 from tests.helpers.models import (
+    small_deberta_config,
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
@@ -59,7 +60,10 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "electra": {"embedding_size": 8},
     "modernbert": {},
     "mpnet": {},
+    "deberta": {},
 }
+# All others are in the slow tier.
+EXHAUSTIVE = ("deberta",)
 LENGTH = 24
 
 
@@ -74,7 +78,13 @@ def family_tokenizer(family, directory):
     return load_tokenizer(vocabulary)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(family, marks=[pytest.mark.exhaustive] * (family in EXHAUSTIVE))
+        for family in FAMILIES
+    ],
+)
 def weights(request, tmp_path_factory):
     """Writes a small encoder of each family, with large random weights."""
     directory = tmp_path_factory.mktemp(request.param)
@@ -86,6 +96,8 @@ def weights(request, tmp_path_factory):
         config = small_modernbert_config(tokenizer.vocab_size, **fields)
     elif request.param == "mpnet":
         config = small_mpnet_config(tokenizer.vocab_size, **fields)
+    elif request.param == "deberta":
+        config = small_deberta_config(tokenizer.vocab_size, **fields)
     else:
         config = small_model_config(tokenizer.vocab_size, family=request.param, **fields)
     rng = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from bert_jax.configs.finetune import text_classification
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.deberta import DebertaConfig, distance_rows, encoder_layers, flops_per_row
 from bert_jax.model.deberta_names import config_from_json, config_to_json
-from bert_jax.model.dropout import Dropout
+from bert_jax.model.dropout import Dropout, layer_dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.training.pretrain_step import step_dropout
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
@@ -138,10 +138,16 @@ def test_scores_equal_the_formula_in_float64(fields):
     params = random_params(inputs_of, batch | tokens | {"position_ids": tokens["tokens"]})
     own = jax.tree.map(lambda leaf: leaf[-1], params["layers"])
     own = {name: module for name, module in own.items() if "convolution" not in name}
-    inputs = inputs_of.bind({"params": params}).layer_inputs(batch)
-    found, _ = layer.apply({"params": own}, x, inputs, method="scores")
 
-    table = np.float64(inputs.distances)
+    @jax.jit
+    def scores(params, own):
+        inputs = inputs_of.bind({"params": params}).layer_inputs(batch)
+        found, _ = layer.apply({"params": own}, x, inputs, method="scores")
+        return found, inputs.distances
+
+    found, distances = scores(params, own)
+
+    table = np.float64(distances)
     query, key = (heads_of(np.float64(x[0]), own[name], 4) for name in ("query", "key"))
     names = ("query", "key") if config.shares_projections else ("distance_query", "distance_key")
     table_query, table_key = (
@@ -159,65 +165,73 @@ def test_scores_equal_the_formula_in_float64(fields):
     np.testing.assert_allclose(found[0], expected, atol=1e-4)
 
 
+def unpacked(tokens, *bounds) -> dict:
+    """Returns the batch of rows with sequences at these [start, end)."""
+    bounds = np.array([[[start, end, end] for start, end in row] for row in bounds], np.int32)
+    return unpack_rows({"tokens": np.asarray(tokens, np.int32), "sequence_bounds": bounds})
+
+
 def test_convolution_reads_its_own_sequence():
-    config = small_deberta_config(position_scores="", dropout_rate=0.0)
-    tokens = np.random.default_rng(0).integers(5, 100, (1, 12)).astype(np.int32)
-    rows = {"tokens": tokens, "sequence_bounds": np.array([[[0, 5, 5], [5, 12, 12]]], np.int32)}
-    encoder, batch = Encoder(config), unpack_rows(rows)
-    params = random_params(encoder, batch)
-    packed = encoder.apply({"params": params}, batch)
+    config = small_deberta_config(position_scores="", dropout_rate=0.0, num_layers=1)
+    tokens = np.random.default_rng(0).integers(5, 100, 12)
+    encoder, packed = Encoder(config), unpacked([tokens] * 2, *[[(0, 5), (5, 12)]] * 2)
+    params = random_params(encoder, packed)
     assert params["layers"]["convolution"]["kernel"].shape == (1, 3, 32, 32)
-    for start, stop in ((0, 5), (5, 12)):
-        bounds = np.array([[[0, stop - start, stop - start]]], np.int32)
-        alone = unpack_rows({"tokens": tokens[:, start:stop], "sequence_bounds": bounds})
-        states = encoder.apply({"params": params}, alone)
-        np.testing.assert_allclose(packed[:, start:stop], states, atol=1e-5)
+    apart = np.zeros((2, 12))
+    apart[0, :5], apart[1, :7] = tokens[:5], tokens[5:]
+    batches = packed, unpacked(apart, [(0, 5), (0, 0)], [(0, 7), (0, 0)])
+    apply = jax.jit(encoder.apply)
+    together, alone = (apply({"params": params}, batch) for batch in batches)
+    np.testing.assert_allclose(together[0, :5], alone[0, :5], atol=1e-5)
+    np.testing.assert_allclose(together[0, 5:], alone[1, :7], atol=1e-5)
 
 
 def test_what_is_dropped_of_distances_is_the_same_for_all_rows():
     """transformers drops elements of the table in each layer, before it projects them."""
     config = small_deberta_config(num_layers=1, convolution_width=0)
-    assert {*encoder_layers(config)[0].dropout_places} == {
-        "attention",
-        "attention_output",
-        "distances",
-        "output",
-    }
-    tokens = np.tile(np.arange(5, 17, dtype=np.int32), (3, 1))
-    batch = unpack_rows({"tokens": tokens, "sequence_bounds": np.array([[[0, 12, 12]]] * 3)})
+    (layer,) = encoder_layers(config)
+    assert {*layer.dropout_places} == {"attention", "attention_output", "distances", "output"}
+    batch = unpacked([np.arange(5, 17)] * 3, *[[(0, 12)]] * 3)
     encoder = Encoder(config)
     params = random_params(encoder, batch)
-    variables = {"params": {**params, "embeddings": params["embeddings"]}}
-    x, inputs, dropouts = encoder.apply(
-        variables, batch, Dropout(jax.random.key(0), np.arange(3), 0.3), method="_embed"
-    )
-    own = jax.tree.map(lambda leaf: leaf[0], dropouts)
-    assert own["distances"].words[0].shape == (1, 16)
-    layer = encoder_layers(config)[0]
-    layer_params = jax.tree.map(lambda leaf: leaf[0], params["layers"])
-    x = np.broadcast_to(x[:1], x.shape)
-    only = {"distances": own["distances"]}
-    states = [layer.apply({"params": layer_params}, x, inputs, dropout) for dropout in ({}, only)]
-    assert np.abs(states[0] - states[1]).max() > 1e-3
-    np.testing.assert_array_equal(states[1][0], states[1][2])
+
+    @jax.jit
+    def states_with_and_without(params):
+        settings = Dropout(jax.random.key(0), np.arange(3), 0.3)
+        dropouts = layer_dropout(settings, layer.dropout_places, 1, num_heads=4, length=12)
+        assert dropouts["distances"].words[0].shape == (1, 1, 16)
+        own = {"distances": jax.tree.map(lambda leaf: leaf[0], dropouts["distances"])}
+        variables = {"params": params}
+        x = encoder.apply(variables, batch, method="all_hidden_states")[0]
+        inputs = encoder.bind(variables).layer_inputs(batch)
+        layer_params = {"params": jax.tree.map(lambda leaf: leaf[0], params["layers"])}
+        return [layer.apply(layer_params, x, inputs, each) for each in (own, {})]
+
+    dropped, whole = states_with_and_without(params)
+    assert np.abs(dropped - whole).max() > 1e-3
+    np.testing.assert_array_equal(dropped[0], dropped[2])
 
 
 @pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate"])
 def test_each_rate_of_dropout_has_an_effect_in_training(name):
     rates = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | {name: 0.5}
-    config = small_deberta_config(**rates)
-    tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
-    batch = unpack_rows({"tokens": tokens, "sequence_bounds": np.array([[[0, 6, 6]]] * 2)})
+    config = small_deberta_config(**rates, num_layers=1, convolution_width=0)
+    batch = unpacked(np.arange(12).reshape(2, 6), [(0, 6)], [(0, 6)])
     encoder = Encoder(config)
     params = random_params(encoder, batch)
-    dropout = step_dropout(config, {"dropout_rows": np.arange(2)}, jax.random.key(0))
-    states, dropped = (encoder.apply({"params": params}, batch, each) for each in (None, dropout))
+
+    @jax.jit
+    def both(params):
+        dropout = step_dropout(config, {"dropout_rows": np.arange(2)}, jax.random.key(0))
+        return [encoder.apply({"params": params}, batch, each) for each in (None, dropout)]
+
+    states, dropped = both(params)
     assert np.abs(states - dropped).max() > 1e-4
 
 
 def test_head_of_an_enhanced_mask_decoder_is_not_taken_for_a_plain_one():
     config = small_deberta_config(100, legacy_head=False, convolution_width=0)
-    batch = unpack_rows({"tokens": np.ones((1, 2), np.int32), "sequence_bounds": [[[0, 2, 2]]]})
+    batch = unpacked([[5, 6]], [(0, 2)])
     tensors = params_to_huggingface({"encoder": random_params(Encoder(config), batch)}, config)
     tensors = {f"deberta.{name}": value for name, value in tensors.items()}
     params_from_huggingface(tensors, config)
@@ -233,7 +247,7 @@ def test_terms_of_distances_count_all_of_them():
         terms: flops_per_row(DebertaConfig(position_scores=terms), 512, **counts)
         for terms in ("c2p|p2c", "c2p", "")
     }
-    assert flops["c2p"] - flops[""] == 2 * 12 * 512 * 1023 * 768
+    assert flops["c2p"] - flops[""] == 2 * 12 * 512 * 1024 * 768
     assert flops["c2p|p2c"] - flops["c2p"] == flops["c2p"] - flops[""]
 
 

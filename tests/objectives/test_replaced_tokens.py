@@ -62,7 +62,8 @@ def reference(model, params, batch):
         assert tokens[row, position] == target
         labels[row, position] = samples[row, slot] != target
         tokens[row, position] = samples[row, slot]
-    logits = jax.jit(model.apply)({"params": params}, batch | {"tokens": tokens})
+    read = replaced_tokens.discriminator_params(params)
+    logits = jax.jit(model.apply)({"params": read}, batch | {"tokens": tokens})
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     is_real = batch["sequence_ids"] > 0
     found = (probabilities > 0.5) & is_real
@@ -85,9 +86,81 @@ MODERNBERT = dataclasses.replace(
 )
 
 
+DISENTANGLED = dataclasses.replace(
+    CASE,
+    objective=ReplacedTokens(
+        MASKING,
+        GeneratorSettings(hidden_fraction=1.0, num_layers=1, disentangles_embeddings=True),
+    ),
+    config=suites.make_deberta_config(has_positions=True),
+)
+
+
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_disentangled_objective_on_deberta(holds, tmp_path):
+    holds(DISENTANGLED, tmp_path)
+
+
+def test_disentangled_difference_begins_at_0_and_has_the_gradient_of_the_discriminator():
+    """Parity tests compare both gradients with a reference in float64."""
+    objective, config = DISENTANGLED.objective, DISENTANGLED.config
+    model = objective.make_model(config, ExecutionPlan())
+    batch = suites.prepared(DISENTANGLED)
+    names = ("token_embedding", "position_embedding")
+    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+    assert set(params["difference"]) == set(names)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(params["difference"]))
+    own = params["generator"]["encoder"]["embeddings"]
+    assert set(own) == {"layer_norm"}
+    read = replaced_tokens.discriminator_params(params)["encoder"]["embeddings"]
+
+    def discriminator(params):
+        read = replaced_tokens.discriminator_params(params)
+        return jnp.sum(model.apply({"params": read}, batch)[:, ::2])
+
+    gradients = jax.jit(jax.grad(discriminator))(params)
+    for name in names:
+        table = params["encoder"]["embeddings"][name]["embedding"]
+        np.testing.assert_array_equal(read[name]["embedding"], table)
+        assert not np.any(gradients["encoder"]["embeddings"][name]["embedding"])
+        assert np.any(gradients["difference"][name]["embedding"])
+
+
+def test_a_narrower_generator_of_deberta_has_a_layer_norm_of_its_own():
+    objective = ReplacedTokens(MASKING, GeneratorSettings(hidden_fraction=0.5, num_layers=1))
+    case = dataclasses.replace(CASE, objective=objective, config=suites.make_deberta_config())
+    own = suites.params_of(case)["generator"]["encoder"]["embeddings"]
+    assert paths(own) == {"layer_norm/bias", "layer_norm/scale", "projection/kernel"}
+    logits, _ = jax.eval_shape(
+        suites.model_of(case).generator.apply,
+        {"params": generator_params(suites.params_of(case))},
+        suites.prepared(case),
+    )
+    assert logits.shape == (suites.NUM_ROWS, 6, 128)
+
+
+def test_both_networks_of_a_disentangled_run_have_the_tables_that_they_read():
+    params = suites.params_of(DISENTANGLED)
+    usable = replaced_tokens.usable_params(params)
+    table, difference = (
+        each["token_embedding"]["embedding"]
+        for each in (params["encoder"]["embeddings"], params["difference"])
+    )
+    read = usable["encoder"]["embeddings"]["token_embedding"]["embedding"]
+    np.testing.assert_array_equal(read, table + difference)
+    read = generator_params(usable)["encoder"]["embeddings"]["token_embedding"]["embedding"]
+    np.testing.assert_array_equal(read, table)
+    assert "difference" not in usable
+    again = replaced_tokens.trainable_params(usable)
+    assert paths(again) == paths(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again, params)
+    assert replaced_tokens.usable_params(usable) is usable
 
 
 @pytest.mark.slow
@@ -243,6 +316,7 @@ def test_a_narrower_generator_of_modernbert_has_embeddings_of_its_own():
         ({"hidden_fraction": 0.0}, r"hidden_fraction=0.0"),
         ({"hidden_fraction": 0.7}, r"hidden size 32 with 4 heads: .*\(22\) must be a multiple of"),
         ({"num_layers": 0}, r"num_layers=0 give no generator .*num_layers must be at least 1"),
+        ({"disentangles_embeddings": True, "ties_embeddings": False}, r"ties_embeddings=True"),
     ],
 )
 def test_an_invalid_generator_is_a_clear_error(settings, message):

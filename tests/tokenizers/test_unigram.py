@@ -184,7 +184,7 @@ def test_a_damaged_model_and_one_of_another_algorithm_are_clear_errors(tmp_path)
     [
         ({}, "▁The▁Zurich▁of"),
         ({"do_lower_case": True}, "▁the▁zurich▁of"),
-        ({"add_prefix_space": False}, "The▁Zurich▁of"),
+        ({"add_prefix_space": False}, "▁The▁Zurich▁of"),  # Only of texts between added tokens.
         ({"split_by_punct": True}, "▁The▁Zurich▁of"),
     ],
     ids=str,
