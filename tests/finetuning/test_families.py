@@ -63,7 +63,7 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "deberta": {},
 }
 # All others are in the slow tier.
-EXHAUSTIVE = ("deberta",)
+EXHAUSTIVE = ("deberta", "mpnet")
 LENGTH = 24
 
 

@@ -5,8 +5,12 @@ import pytest
 from bert_jax.model.heads import HEADS
 from tests.suites import heads
 
-# Of a text, and of each token. The exhaustive tier has all heads.
-SLOW_ON_OTHERS = ("classification", "tagging")
+# The head of a text, on each architecture, and that of each token, on ModernBERT. The exhaustive
+# tier has all heads on all.
+IN_SLOW_TIER = (
+    *(("classification", name) for name in heads.ARCHITECTURES),
+    ("tagging", "modernbert"),
+)
 
 
 @pytest.mark.parametrize("holds", heads.HEAD)
@@ -19,7 +23,7 @@ ON_OTHERS = [
     pytest.param(
         heads.on_architecture(case, architecture),
         id=f"{name} on {architecture}",
-        marks=() if name in SLOW_ON_OTHERS else pytest.mark.exhaustive,
+        marks=() if (name, architecture) in IN_SLOW_TIER else pytest.mark.exhaustive,
     )
     for name, case in heads.CASES.items()
     for architecture in heads.ARCHITECTURES

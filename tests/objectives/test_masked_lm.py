@@ -37,19 +37,19 @@ def test_objective_on_modernbert(holds, tmp_path):
     holds(MODERNBERT, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_mpnet(holds, tmp_path):
     holds(MPNET, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_esm(holds, tmp_path):
     holds(ESM, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_deberta(holds, tmp_path):
     holds(DEBERTA, tmp_path)
