@@ -24,8 +24,14 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model import bert
-from bert_jax.model.attention import attention_probabilities, split_heads
+from bert_jax.model.attention import (
+    LONGEST_PLAIN_ROW,
+    attention,
+    scaled_scores,
+    split_heads,
+)
 from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.blocked_attention import BLOCK
 from bert_jax.model.config import (
     ACTIVATIONS,
     SIZE_NAMES,
@@ -51,6 +57,7 @@ from bert_jax.model.layers import (
     TokenEmbedding,
     activate,
 )
+from bert_jax.model.score_bias import align_distances
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 
 # Layers, hidden size, heads and intermediate size: version 3 (its table 2, and the released xsmall
@@ -287,6 +294,45 @@ class SharedInputs(NamedTuple):
     distances: jax.Array | None
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DistanceScores:
+    """The terms of distances in a score, as `attention` takes them (`ScoreBias`).
+
+    Products with the vectors of all distances are computed, and shifted, not gathered (Dai et al.,
+    2019, appendix B). Rows have up to N positions.
+
+    Attributes:
+      keys: `[heads, 2N, head_dim]`, to multiply queries with; n is of the distance N - n. None:
+        there is no such term.
+      queries: the same, to multiply keys with; n is of the distance n - N. It is divided by the
+        root that the queries of `scores` are divided by already.
+    """
+
+    keys: jax.Array | None
+    queries: jax.Array | None
+
+    def scores(self, query: jax.Array, key: jax.Array, distance: jax.Array | int) -> jax.Array:
+        """Returns the terms, float32 `[batch, heads, queries, keys]`; see `ScoreBias`."""
+        num_queries, num_keys, total = query.shape[2], key.shape[2], 0.0
+        if self.keys is not None:
+            start = self.keys.shape[1] // 2 - num_queries + distance
+            products = _products(query, self.keys, start, num_queries + num_keys)
+            total += align_distances(products, num_keys)
+        if self.queries is not None:
+            start = self.queries.shape[1] // 2 - num_keys - distance
+            products = _products(key, self.queries, start, num_queries + num_keys)
+            total += align_distances(products, num_queries).mT
+        return total
+
+
+def _products(x: jax.Array, table: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
+    """Returns float32 `[batch, heads, length, size]`: `x` times `size` vectors from `start` on."""
+    if table.shape[1] > size:
+        table = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
+    return jnp.einsum("bhid,hrd->bhir", x, table, preferred_element_type=jnp.float32)
+
+
 class LayerInputs(nn.Module):
     """Builds `SharedInputs` from a batch; the vectors of distances are parameters of its own."""
 
@@ -362,12 +408,16 @@ class EncoderLayer(nn.Module):
         With a convolution, its result, too. `queries`, `[B, L, H]`, are other hidden states than
         those that are attended to (section 3.2: the enhanced mask decoder); None: the same.
         """
-        scores = self._scores(x, inputs, dropout, queries)
-        value = split_heads(self.value(x), self.config.num_heads)
-        probabilities = attention_probabilities(scores, inputs.mask, x.dtype)
-        if "attention" in dropout:
-            probabilities = dropout["attention"].apply(probabilities)
-        context = jnp.einsum("bhqk,bhkd->bqhd", probabilities, value).reshape(x.shape)
+        query, key, bias = self._terms(x, inputs, dropout, queries)
+        context = attention(
+            query,
+            key,
+            self.value(x),
+            inputs.mask,
+            num_heads=self.config.num_heads,
+            dropout=dropout.get("attention"),
+            bias=bias,
+        )
         if not self.has_convolution:
             return (context,)
         convolved = self.convolution(x, inputs.mask.sequence_ids)
@@ -388,63 +438,45 @@ class EncoderLayer(nn.Module):
 
     def scores(self, x: jax.Array, inputs: SharedInputs) -> tuple[jax.Array, AttentionMask]:
         """Returns attention scores, float32 `[B, heads, L, L]`, and the mask of their softmax."""
-        return self._scores(x, inputs, {}), inputs.mask
+        query, key, bias = self._terms(x, inputs, {})
+        return scaled_scores(query, key, self.config.num_heads, bias), inputs.mask
 
-    def _scores(
+    def _terms(
         self,
         x: jax.Array,
         inputs: SharedInputs,
         dropout: LayerDropout,
         queries: jax.Array | None = None,
-    ) -> jax.Array:
-        """Returns the sum of the terms of a score (section 3.1), all divided by one root."""
+    ) -> tuple[jax.Array, jax.Array, DistanceScores | None]:
+        """Returns queries and keys, `[B, L, H]`, and what is added to their products.
+
+        All terms of a score are divided by one root (section 3.1), of which attention divides by
+        that of a head's size.
+        """
         config, query = self.config, self.query(x if queries is None else queries)
-        query, key = (split_heads(y, config.num_heads) for y in (query, self.key(x)))
-        scale = 1 / math.sqrt(query.shape[-1] * (1 + len(config.score_terms)))
-        scaled_query = query * jnp.asarray(scale, x.dtype)
-        scores = jnp.einsum(
-            "bhqd,bhkd->bhqk", scaled_query, key, preferred_element_type=jnp.float32
-        )
+        query, key = query / math.sqrt(1 + len(config.score_terms)), self.key(x)
         if not config.score_terms:
-            return scores
+            return query, key, None
         # The same for all rows: what is dropped of it, too.
         table = apply_dropout(inputs.distances[None], dropout.get("distances"))[0]
         length = x.shape[1]
-        to_key = length - np.arange(2 * length)  # From a query to a key, as `_align` reads them.
+        if length > LONGEST_PLAIN_ROW:  # Which attention reads by whole blocks.
+            length = -(-length // BLOCK) * BLOCK
+        to_key = length - np.arange(2 * length)
+        keys = values = None
         if "c2p" in config.score_terms:
             project = self.key if config.shares_projections else self.distance_key
-            distances = table[distance_rows(config, to_key)].astype(x.dtype)
-            scores += _products(scaled_query, project(distances))
+            keys = self._project(project, table[distance_rows(config, to_key)].astype(x.dtype))
         if "p2c" in config.score_terms:
             project = self.query if config.shares_projections else self.distance_query
-            distances = table[distance_rows(config, -to_key)].astype(x.dtype)
-            scores += _products(key * jnp.asarray(scale, x.dtype), project(distances)).mT
-        return scores
+            values = self._project(project, table[distance_rows(config, -to_key)].astype(x.dtype))
+            head_dim = config.hidden_size // config.num_heads
+            values /= math.sqrt(head_dim * (1 + len(config.score_terms)))
+        return query, key, DistanceScores(keys, values)
 
-
-def _products(x: jax.Array, distances: jax.Array) -> jax.Array:
-    """Returns the products of each position with the vectors of its distances to all positions.
-
-    Args:
-      x: `[B, heads, L, head_dim]`.
-      distances: `[2L, H]`: of position i, vector L - i + j is that of position j.
-
-    Returns:
-      float32 `[B, heads, L, L]`.
-    """
-    (distances,) = split_heads(distances[None], x.shape[1])
-    return _align(jnp.einsum("bhid,hrd->bhir", x, distances, preferred_element_type=jnp.float32))
-
-
-def _align(x: jax.Array) -> jax.Array:
-    """Returns `[B, heads, L, L]` of which entry (i, j) is (i, L - i + j) in `x`, `[.., L, 2L]`.
-
-    Each row is shifted by one more than the row before it, instead of gathered (Dai et al., 2019,
-    appendix B).
-    """
-    length, size = x.shape[2:]
-    flat = x.reshape(*x.shape[:2], -1)[..., length:]
-    return flat.reshape(*x.shape[:2], length, size - 1)[..., :length]
+    def _project(self, project: nn.Module, distances: jax.Array) -> jax.Array:
+        """Returns `[heads, 2N, head_dim]` of the vectors of distances, `[2N, H]`."""
+        return split_heads(project(distances)[None], self.config.num_heads)[0]
 
 
 class Convolution(nn.Module):

@@ -4,6 +4,7 @@
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -163,6 +164,32 @@ def test_scores_equal_the_formula_in_float64(fields):
                 score += np.sum(query[:, i] * table_key[:, row], -1)
             expected[:, i, j] = score / np.sqrt(8 * (1 + len(config.score_terms)))
     np.testing.assert_allclose(found[0], expected, atol=1e-4)
+
+
+def test_rows_beyond_512_tokens_are_read_by_blocks():
+    """Their result is that of the scores of all pairs, which are held only here."""
+    config = small_deberta_config(
+        num_layers=1, num_buckets=64, max_position_embeddings=640, convolution_width=0
+    )
+    (layer,), length = encoder_layers(config), 520
+    ids = np.where(np.arange(length) < 300, 1, 2).astype(np.int32)[None]
+    names = ("tokens", "segment_ids", "position_ids", "sequence_ids")
+    encoder, batch = Encoder(config), dict.fromkeys(names, ids)
+    params = random_params(encoder, batch)
+    x = np.random.default_rng(0).normal(size=(1, length, 32)).astype(np.float32)
+
+    @jax.jit
+    def both(params):
+        inputs = encoder.bind({"params": params}).layer_inputs(batch)
+        bound = layer.bind({"params": jax.tree.map(lambda leaf: leaf[0], params["layers"])})
+        scores, mask = bound.scores(x, inputs)
+        probabilities = jax.nn.softmax(jnp.where(mask.pairs(), scores, -jnp.inf))
+        value = bound.value(x).reshape(1, length, 4, 8)
+        expected = jnp.einsum("bhqk,bkhd->bqhd", probabilities, value).reshape(x.shape)
+        return bound.attend(x, inputs, {})[0], expected
+
+    found, expected = both(params)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def unpacked(tokens, *bounds) -> dict:
