@@ -92,9 +92,7 @@ class ExecutionPlan:
         path = fast_path(config)
         if path is None:
             return f"there is none for {config.architecture}"
-        return path.why_unsupported(
-            config, length, self.tensor_shards, self.device_kind, self.dtype
-        )
+        return path.why_unsupported(config, length, self.tensor_shards, self.device_kind)
 
     def with_remat(self, layer: Callable, in_loop: bool) -> Callable:
         """Wraps a layer so that its gradient recomputes what `remat` says."""

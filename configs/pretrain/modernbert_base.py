@@ -23,7 +23,7 @@ Ettin instead lets the rate fall to half in phase 8 (1 - sqrt), and has masks of
 (--config.later_phases.phase_8.model.local_rope_base=160000).
 
 Expected time: not run at full size. By the compiler's estimates of 2026-11-28, without dropout, an
-update takes 6,700 cycles per token on v4 (MFU 46 %), 11,100 on v5e (56 %) and 5,900 on v6e (26 %),
+update takes 6,500 cycles per token on v4 (MFU 47 %), 10,700 on v5e (58 %) and 5,900 on v6e (26 %),
 on rows of 1,024 tokens: docs/log/2026-11-modernbert.md.
 Expected result: MNLI-m 89.1 in the paper, on 2 T tokens. Not run at full size.
 

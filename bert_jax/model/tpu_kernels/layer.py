@@ -77,12 +77,10 @@ def fuse_dense(
     return result | {name: fused}
 
 
-def why_unsupported(
-    config: BertConfig, length: int, tensor_shards: int, device_kind: str, dtype: str
-) -> str:
+def why_unsupported(config: BertConfig, length: int, tensor_shards: int, device_kind: str) -> str:
     """Returns why these layers cannot run here in rows of `length`; "" if they can.
 
-    `tensor_shards`, `device_kind` and `dtype` are those of `ExecutionPlan`.
+    `tensor_shards` and `device_kind` are those of `ExecutionPlan`.
     """
     if config.num_layers == 1:
         return "a single layer needs no loop"
@@ -90,7 +88,7 @@ def why_unsupported(
     sizes = length, config.hidden_size // tensor_shards, head_dim
     if _kernels(length) is attention_kernel:
         return attention_kernel.why_unsupported(*sizes)
-    return long_attention_kernel.why_unsupported(*sizes, device_kind, dtype)
+    return long_attention_kernel.why_unsupported(*sizes, device_kind)
 
 
 def _kernels(length: int) -> ModuleType:
@@ -131,7 +129,7 @@ def run_encoder_layers(
         saves,
         fuse_projections(params),
         x,
-        (_visible(mask), positions),
+        (_visible(mask, x.dtype, "attention" in dropout), positions),
         dropout,
         last_layer if positions is not None else None,
         config.num_layers // config.num_stacked_layers,
@@ -145,9 +143,20 @@ class Visible(NamedTuple):
     prepared: long_attention_kernel.Prepared | None
 
 
-def _visible(mask: AttentionMask) -> Visible:
-    is_long = _kernels(mask.sequence_ids.shape[1]) is long_attention_kernel
-    return Visible(mask.sequence_ids, long_attention_kernel.prepare(mask) if is_long else None)
+def _visible(mask: AttentionMask, dtype, has_dropout: bool) -> Visible:
+    length = mask.sequence_ids.shape[1]
+    if _kernels(length) is attention_kernel:
+        return Visible(mask.sequence_ids, None)
+    segments = segments_here(length, dtype, has_dropout)
+    return Visible(mask.sequence_ids, long_attention_kernel.prepare(mask, segments=segments))
+
+
+def segments_here(length: int, dtype, has_dropout: bool) -> long_attention_kernel.Segments | None:
+    """Returns the segments of long rows on the devices of the current computation."""
+    _, device = mesh_and_device()
+    return long_attention_kernel.choose_segments(
+        length, device.device_kind, jnp.dtype(dtype).name, has_dropout
+    )
 
 
 @jax.named_scope("layer")  # So that the names of its parts are whole in profiles.
@@ -263,7 +272,9 @@ def kernel_attention(
     options = {"head_dim": head_dim, "causal": config.causal}
     options["interpret"] = device.platform != "tpu"
     more_inputs = (prepared,)
-    if kernels is attention_kernel:
+    if kernels is long_attention_kernel:
+        options["segments"] = segments_here(length, projections.dtype, dropout is not None)
+    else:
         options["float32_blocks"] = needs_float32(device.device_kind)
         more_inputs = ()
     kernel = functools.partial(kernels.attention, **options)

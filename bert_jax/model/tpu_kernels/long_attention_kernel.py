@@ -13,6 +13,10 @@ Positions are divided into tiles of 128, which are the first axis of arrays whos
 positions: only there can a program choose one as it runs. The tiles of queries of a window start
 half a tile earlier, so that the keys that they see fill whole tiles; the first one holds the last
 positions of the row, too.
+
+Of a row that does not fit on the chip, a program has one segment of keys and one of queries at a
+time, and keeps what it has summed up for the queries. With a window, the first tile of each segment
+of queries holds all that see the keys of another segment.
 """
 
 import dataclasses
@@ -42,9 +46,9 @@ from bert_jax.model.tpu_kernels.blocks import (
 QUERIES, KEYS = 256, 512  # Of one head, in a product.
 BAND_GROUP = 512  # Queries that are computed together, with a window.
 MAX_LENGTH = 8192
-# The longest rows that fit into the on-chip memory of a core: 16 MiB on v4, 64 on v5p and tpu7x. A
-# program takes about 6 KiB per token in bfloat16, and 11 in float32.
-DEVICE_LENGTHS = {
+# The longest rows of which all fits into the on-chip memory of a core: 16 MiB on v4, 64 on v5p and
+# tpu7x. A program takes about 6 KiB per token in bfloat16, and 11 in float32.
+WHOLE_LENGTHS = {
     ("TPU v4", "bfloat16"): 2048,
     ("TPU v4", "float32"): 512,
     **{(device_kind, "float32"): 4096 for device_kind in ("TPU v5", "TPU v5p", "TPU7x")},
@@ -54,21 +58,41 @@ DEFAULT_BYTES, SPILLED_BYTES = 16 * 2**20, 4 * 2**20  # Of on-chip memory.
 LOWEST = -1e30  # The score of a key that a query does not see.
 
 
-def why_unsupported(
-    length: int, hidden_size: int, head_dim: int, device_kind: str, dtype: str
-) -> str:
+class Segments(NamedTuple):
+    """The positions that a program has at a time of rows that do not fit, multiples of LANES."""
+
+    queries: int
+    keys: int
+    band: int  # Of queries and of keys, with a narrow window.
+
+
+SEGMENTS = {"bfloat16": Segments(512, 2048, 2048), "float32": Segments(512, 1024, 512)}
+
+
+def choose_segments(
+    length: int, device_kind: str, dtype: str, has_dropout: bool
+) -> Segments | None:
+    """Returns the segments for rows of a length; None if they fit on the chip.
+
+    `device_kind` is JAX's, such as "TPU v4".
+    """
+    if length <= WHOLE_LENGTHS.get((device_kind, dtype), MAX_LENGTH):
+        return None
+    queries, keys, band = SEGMENTS[dtype]
+    # Random bits take memory, too.
+    return Segments(queries, keys // 2, band // 2) if has_dropout else SEGMENTS[dtype]
+
+
+def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
     """Returns why the kernel cannot compute this attention; "" if it can.
 
     `device_kind` is JAX's, such as "TPU v4". On what is no TPU, the kernel is interpreted.
     """
     if needs_float32(device_kind):
         return f"the attention kernel for long rows does not run on {device_kind}"
-    limit, where = MAX_LENGTH, ""
-    if (device_kind, dtype) in DEVICE_LENGTHS:
-        limit, where = DEVICE_LENGTHS[device_kind, dtype], f" on {device_kind} in {dtype}"
-    if length > limit:
-        rows = f"rows of {length} tokens are longer than {limit}"
-        return f"{rows}, the limit of the attention kernel{where}"
+    if length > MAX_LENGTH:
+        rows = f"rows of {length} tokens are longer than {MAX_LENGTH}"
+        return f"{rows}, the limit of the attention kernel"
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
     return ""
@@ -84,12 +108,17 @@ class Options(NamedTuple):
     joins_heads: bool  # Whether one matrix product covers all heads of the block.
     is_band: bool  # Whether queries see only the keys around them.
     interpret: bool
+    segments: tuple[int, int] | None = None  # Positions of queries and of keys; None: whole rows.
 
 
 class _Inputs(NamedTuple):
-    """What both kernels read. `tiles` are those of LANES positions, whose lanes they fill."""
+    """What both kernels read. `tiles` are those of LANES positions, whose lanes they fill.
 
-    projections: jax.Array  # [layers, batch, length, 3 * hidden]
+    In a program, the projections are `[positions, LANES]`; rows that are not in segments have
+    `keys`, `values` and `key_rotation` only there.
+    """
+
+    queries: jax.Array  # [layers, batch, length, 3 * hidden]
     bounds: jax.Array  # int32 [batch, tiles, 2, LANES]: a query's first key, and their number.
     scale: jax.Array  # [1, 1]: of dropout, or 1.
     bias: jax.Array | None = None  # [1, 3 * hidden], float32.
@@ -97,13 +126,23 @@ class _Inputs(NamedTuple):
     query_words: jax.Array | None = None  # [batch, pairs of heads, tiles, 2, LANES]
     key_words: jax.Array | None = None  # [tiles, 2, LANES]
     threshold: jax.Array | None = None  # [1, 1]
+    keys: jax.Array | None = None  # The same array as `queries`, as are the values.
+    values: jax.Array | None = None
+    key_rotation: jax.Array | None = None  # The same array as `rotation`.
 
 
 class _Spans(NamedTuple):
-    """The blocks of keys that some query of a group sees, int32 `[batch, groups]`."""
+    """Which queries see which keys.
+
+    `first` and `end` are of the blocks of keys that some query of a group sees, int32
+    `[batch, groups]`; `first_group` and `end_group` of the groups that see some key of a segment,
+    `[batch, segments]`, or None of rows that are not in segments.
+    """
 
     first: jax.Array
     end: jax.Array
+    first_group: jax.Array | None = None
+    end_group: jax.Array | None = None
 
 
 class Prepared(NamedTuple):
@@ -120,6 +159,22 @@ class Prepared(NamedTuple):
     rotation: jax.Array | None
 
 
+class _Visit(NamedTuple):
+    """Which segments a program has, and what it does with them; by default a whole row.
+
+    Those of queries may lie outside of the row, with a window: then they are not visited.
+    """
+
+    query: int | jax.Array = 0
+    key: int | jax.Array = 0
+    first_key: int | jax.Array = 0  # The position.
+    is_inside: bool | jax.Array = True  # Whether there is this segment of queries.
+    starts_queries: bool | jax.Array = True
+    ends_queries: bool | jax.Array = True
+    starts_keys: bool | jax.Array = True
+    ends_keys: bool | jax.Array = True
+
+
 class _Program(NamedTuple):
     """What a program reads: its row, its block of lanes, the inputs and the spans of all rows."""
 
@@ -127,6 +182,7 @@ class _Program(NamedTuple):
     lanes: jax.Array
     inputs: _Inputs
     spans: _Spans
+    visit: _Visit
 
 
 def long_attention(
@@ -137,6 +193,7 @@ def long_attention(
     rotation: tuple[jax.Array, jax.Array] | None = None,
     *,
     head_dim: int,
+    segments: Segments | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Computes what `bert_jax.model.attention.attention` does, in one kernel for each direction.
@@ -152,6 +209,7 @@ def long_attention(
       rotation: cosines and sines by which queries and keys rotate, float32
         `[batch, length, head_dim / 2]`, as `modernbert.rotate` does; or None.
       head_dim: the size of a head.
+      segments: what a program has of a row at a time; None: all of it.
       interpret: runs the kernel on any device, for tests.
 
     Returns:
@@ -161,7 +219,16 @@ def long_attention(
       ValueError: the mask has global positions or ranks.
     """
     context, _ = long_attention_in_stack(
-        None, 0, projections, bias, mask, dropout, rotation, head_dim=head_dim, interpret=interpret
+        None,
+        0,
+        projections,
+        bias,
+        mask,
+        dropout,
+        rotation,
+        head_dim=head_dim,
+        segments=segments,
+        interpret=interpret,
     )
     return context
 
@@ -177,16 +244,17 @@ def long_attention_in_stack(
     prepared: Prepared | None = None,
     *,
     head_dim: int,
+    segments: Segments | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Computes `long_attention`; also writes projections and result to `layer` of `saved`.
 
     `saved` are two arrays `[layers, ...]`, which it returns: the kernels read and write them there,
     so that a loop over layers copies nothing. None: arrays of one layer. The length must be a
-    multiple of 128, if they are given. `prepared` is what `prepare` returns for mask and rotation;
-    None: computed here, and saved for the gradient.
+    multiple of 128, if they are given. `prepared` is what `prepare` returns for mask, rotation and
+    segments; None: computed here, and saved for the gradient.
     """
-    prepared = prepared or prepare(mask, rotation)
+    prepared = prepared or prepare(mask, rotation, segments)
     batch, length, width = projections.shape
     if padding := -length % LANES:
         end = (0, padding)
@@ -195,7 +263,9 @@ def long_attention_in_stack(
             words = jnp.pad(dropout.words, ((0, 0), (0, 0), (0, 0), end))
             key_words = jnp.pad(dropout.key_words, ((0, 0), end))
             dropout = dropout._replace(words=words, key_words=key_words)
-    options = make_options(length + padding, mask.window, head_dim, dropout is not None, interpret)
+    options = make_options(
+        length + padding, mask.window, head_dim, dropout is not None, segments, interpret
+    )
     saved = saved or [
         lax.empty((1, batch, length + padding, size), projections.dtype)
         for size in (width, width // 3)
@@ -215,7 +285,11 @@ def _padded(mask: AttentionMask, rotation):
     return dataclasses.replace(mask, sequence_ids=ids), rotation
 
 
-def prepare(mask: AttentionMask, rotation: tuple[jax.Array, jax.Array] | None = None) -> Prepared:
+def prepare(
+    mask: AttentionMask,
+    rotation: tuple[jax.Array, jax.Array] | None = None,
+    segments: Segments | None = None,
+) -> Prepared:
     """Returns what the kernels read of a mask and of a rotation, for a loop over layers.
 
     Within the loop, the compiler would compute it in each layer. Raises ValueError if the mask has
@@ -224,7 +298,7 @@ def prepare(mask: AttentionMask, rotation: tuple[jax.Array, jax.Array] | None = 
     if mask.is_global is not None or mask.ranks is not None:
         raise ValueError("the kernel for long rows does not support global positions and ranks")
     mask, rotation = _padded(mask, rotation)
-    bounds, spans = _visible(mask)
+    bounds, spans = _visible(mask, segments)
     table = None
     if rotation is not None:
         table = jnp.concatenate(rotation, axis=-1).astype(jnp.float32)
@@ -248,6 +322,7 @@ def attention(
     *,
     head_dim: int,
     causal: bool = False,
+    segments: Segments | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Computes `long_attention_in_stack` with the arguments of `attention_kernel.attention`."""
@@ -261,25 +336,38 @@ def attention(
         dropout,
         prepared=prepared,
         head_dim=head_dim,
+        segments=segments,
         interpret=interpret,
     )
 
 
 def make_options(
-    length: int, window: int | None, head_dim: int, has_dropout: bool, interpret: bool = False
+    length: int,
+    window: int | None,
+    head_dim: int,
+    has_dropout: bool,
+    segments: Segments | None = None,
+    interpret: bool = False,
 ) -> Options:
     """Returns the options for rows of a length, a multiple of LANES."""
     if window is not None:
-        group = _largest_divisor(length, BAND_GROUP)
+        size = _largest_divisor(length, segments.band) if segments else length
+        group = _largest_divisor(size, BAND_GROUP)
         tiles = 2 * -(-(window + LANES // 2) // LANES)
-        if tiles <= min(MAX_BAND, length // LANES):
-            return Options(head_dim, group, LANES, tiles * LANES, True, True, interpret)
+        # With four, more than the first tile of a segment would see keys of another.
+        if tiles <= min(2 if segments else MAX_BAND, size // LANES):
+            sizes = (size, size) if segments else None
+            return Options(head_dim, group, LANES, tiles * LANES, True, True, interpret, sizes)
+    sizes = None
+    if segments:
+        sizes = tuple(_largest_divisor(length, n) for n in (segments.queries, segments.keys))
+    num_queries, num_keys = sizes or (length, length)
     # What does not fit into registers of two tiles is too much in long rows on v4.
-    group = _largest_divisor(length, 2 * QUERIES if length <= 1024 else QUERIES)
+    group = _largest_divisor(num_queries, 2 * QUERIES if num_queries <= 1024 else QUERIES)
     # Pairs of heads share the hash of dropout.
     queries = LANES if has_dropout else _largest_divisor(group, QUERIES)
-    keys = _largest_divisor(length, KEYS)
-    return Options(head_dim, group, queries, keys, has_dropout, False, interpret)
+    keys = _largest_divisor(num_keys, KEYS)
+    return Options(head_dim, group, queries, keys, has_dropout, False, interpret, sizes)
 
 
 def _largest_divisor(size: int, limit: int) -> int:
@@ -287,7 +375,7 @@ def _largest_divisor(size: int, limit: int) -> int:
     return next(n for n in range(limit, 0, -LANES) if size % n == 0)
 
 
-def _visible(mask: AttentionMask) -> tuple[jax.Array, _Spans]:
+def _visible(mask: AttentionMask, segments: Segments | None) -> tuple[jax.Array, _Spans]:
     """Returns the bounds of `_Inputs`, int32 `[batch, 2, length]`, and the spans of each group."""
     ids = mask.sequence_ids
     batch, length = ids.shape
@@ -303,12 +391,21 @@ def _visible(mask: AttentionMask) -> tuple[jax.Array, _Spans]:
     if mask.causal:
         end = jnp.minimum(end, position + 1)
     bounds = jnp.stack([first, end - first], axis=1).astype(jnp.int32)
-    options = make_options(length, mask.window, LANES, has_dropout=False)
+    options = make_options(length, mask.window, LANES, has_dropout=False, segments=segments)
     groups, keys = (batch, -1, options.group), options.keys
     spans = _Spans(
         jnp.min(first.reshape(groups), axis=-1) // keys,
         -(-jnp.max(end.reshape(groups), axis=-1) // keys),
     )
+    if options.segments:
+        starts = jnp.arange(0, length, options.segments[1])[:, None] // keys
+        ends = starts + options.segments[1] // keys
+        sees = (spans.first[:, None] < ends) & (spans.end[:, None] > starts)
+        group = jnp.arange(sees.shape[-1])
+        spans = spans._replace(
+            first_group=jnp.min(jnp.where(sees, group, len(group)), axis=-1),
+            end_group=jnp.max(jnp.where(sees, group + 1, 0), axis=-1),
+        )
     return bounds, jax.tree.map(lambda x: x.astype(jnp.int32), spans)
 
 
@@ -320,17 +417,17 @@ def _attention(options, saved, layer, prepared, dropout, projections, bias):
 def _attention_forward(options, saved, layer, prepared, dropout, projections, bias):
     saved_projections, saved_context = saved
     saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
-    dtype = projections.dtype
-    arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
+    arrays = _Arrays.from_shapes(options, saved_projections, saved_context, is_written=True)
+    keys = arrays.tiles_of_keys(projections.dtype)
     saved_context, log_sum = _call(
         _forward_kernel,
         options,
         layer,
-        *_kernel_inputs(prepared, dropout, saved_projections, bias),
+        *_kernel_inputs(options, prepared, dropout, saved_projections, bias),
         # Not read: it is the memory of the output. pallas_call needs a block for it nevertheless.
         given=[(pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0)), saved_context)],
         outputs=[arrays.saved_context, arrays.log_sum],
-        scratch=[dtype, dtype],
+        scratch=[keys, keys, *arrays.states(1, 1, options.head_dim)],
         writes_in_place=True,
     )
     context = lax.dynamic_index_in_dim(saved_context, layer, 0, keepdims=False)
@@ -341,20 +438,25 @@ def _attention_forward(options, saved, layer, prepared, dropout, projections, bi
 def _attention_backward(options, residuals, gradients):
     (saved_projections, saved_context), layer, prepared, dropout, bias, log_sum = residuals
     dtype = saved_projections.dtype
-    arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
+    arrays = _Arrays.from_shapes(options, saved_projections, saved_context, is_written=False)
     dcontext, _ = gradients
+    keys, sums = arrays.tiles_of_keys(dtype), arrays.tiles_of_keys(jnp.float32)
+    staged = []
+    if options.segments:
+        num_queries, num_keys = options.segments
+        staged = [((num_queries, LANES), dtype), ((num_keys, 2 * LANES), dtype)]
     results = _call(
         _backward_kernel,
         options,
         layer,
-        *_kernel_inputs(prepared, dropout, saved_projections, bias),
+        *_kernel_inputs(options, prepared, dropout, saved_projections, bias),
         given=[
             (arrays.saved_context.spec, saved_context),
             (arrays.log_sum.spec, log_sum),
-            (arrays.context.spec, dcontext),
+            (arrays.context, dcontext),
         ],
         outputs=[arrays.projections, *([] if bias is None else [arrays.bias])],
-        scratch=[dtype, dtype, jnp.float32, jnp.float32],
+        scratch=[keys, keys, sums, sums, *staged, *arrays.states(options.head_dim)],
     )
     dprojections, dbias = results[0], None
     if bias is not None:
@@ -365,7 +467,9 @@ def _attention_backward(options, residuals, gradients):
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _kernel_inputs(prepared: Prepared, dropout, saved_projections, bias) -> tuple[_Spans, _Inputs]:
+def _kernel_inputs(
+    options: Options, prepared: Prepared, dropout, saved_projections, bias
+) -> tuple[_Spans, _Inputs]:
     """Returns what both kernels read."""
     if bias is not None:
         bias = bias.astype(saved_projections.dtype).astype(jnp.float32)[None]
@@ -377,77 +481,183 @@ def _kernel_inputs(prepared: Prepared, dropout, saved_projections, bias) -> tupl
             key_words=_by_tiles(dropout.key_words, 0),
             threshold=dropout.threshold.reshape(1, 1),
         )
+    if options.segments:
+        inputs = inputs._replace(
+            keys=saved_projections, values=saved_projections, key_rotation=prepared.rotation
+        )
     return prepared.spans, inputs
+
+
+class _Place(NamedTuple):
+    """The blocks of a program, by their index."""
+
+    row: jax.Array
+    lanes: jax.Array
+    layer: jax.Array
+    query: int | jax.Array = 0
+    read: int | jax.Array = 0  # Of queries, where they are visited; else one that is at hand.
+    written: int | jax.Array = 0  # Of results, the last of its visits; else one that comes later.
+    key: int | jax.Array = 0
+
+
+def _place(options: Options, length: int, row, lanes, *rest) -> _Place:
+    """Returns the place of a program, from what pallas gives to index maps."""
+    if not options.segments:
+        layer, *_ = rest
+        return _Place(row, lanes, layer[0])
+    key, number, layer, _, _, first_group, end_group = rest
+    num_queries, num_keys = (length // size for size in options.segments)
+    is_last = key == num_keys - 1
+    if options.is_band:
+        query = read = jnp.clip(key + number - 1, 0, num_queries - 1)
+        written = jnp.where(is_last & (number > 0), num_queries - 1, jnp.maximum(key - 1, 0))
+    else:
+        query, groups = number, options.segments[0] // options.group
+        first, last = first_group[row, key] // groups, (end_group[row, key] - 1) // groups
+        read = jnp.clip(query, first, last)
+        written = jnp.where(is_last, query, 0)
+    return _Place(row, lanes, layer[0], query, read, written, key)
+
+
+def _visit(options: Options, length: int) -> _Visit:
+    """Returns what the current program does."""
+    if not options.segments:
+        return _Visit()
+    key, number = pl.program_id(2), pl.program_id(3)
+    num_queries, num_keys = (length // size for size in options.segments)
+    query, is_inside, starts, ends = number, True, key == 0, key == num_keys - 1
+    if options.is_band:
+        query = key + number - 1
+        is_inside = (query >= 0) & (query < num_queries)
+        starts = is_inside & (key == jnp.maximum(query - 1, 0))
+        ends = is_inside & (key == jnp.minimum(query + 1, num_keys - 1))
+    return _Visit(
+        query,
+        key,
+        first_key=key * options.segments[1],
+        is_inside=is_inside,
+        starts_queries=starts,
+        ends_queries=ends,
+        starts_keys=number == 0,
+        ends_keys=number == pl.num_programs(3) - 1,
+    )
 
 
 class _Arrays(NamedTuple):
     """The arrays of the kernels, each divided into blocks of rows and lanes."""
 
+    options: Options
+    length: int
     saved_context: BlockedArray  # [layers, batch, length, hidden]
-    context: BlockedArray  # [batch, length, hidden]
+    context: pl.BlockSpec  # [batch, length, hidden]
     projections: BlockedArray  # [batch, length, 3 * hidden]
     log_sum: BlockedArray  # [batch, blocks of lanes, tiles of queries, heads in a block, LANES]
     bias: BlockedArray  # [batch, 1, 3 * hidden], float32: the gradient of each row.
 
     @classmethod
-    def from_shapes(cls, saved_projections, saved_context, head_dim: int) -> "_Arrays":
+    def from_shapes(
+        cls, options: Options, saved_projections, saved_context, is_written: bool
+    ) -> "_Arrays":
+        """Describes arrays of which the kernel reads or writes the blocks of queries."""
         (_, batch, length, hidden), dtype = saved_context.shape, saved_context.dtype
-        heads, tiles = LANES // head_dim, length // LANES
+        heads, tiles = LANES // options.head_dim, length // LANES
+        num_queries, _ = options.segments or (length, length)
+        spec = functools.partial(_spec, options, length)
+
+        def query(at: _Place):
+            return at.written if is_written else at.read
+
+        gradient = spec((None, length, 3 * LANES), lambda at: (at.row, 0, at.lanes))
+        if options.segments:  # The kernel copies each part when it is complete.
+            gradient = pl.BlockSpec(memory_space=pl.ANY)
         return cls(
-            saved_context=BlockedArray(_layer_spec(length, LANES), saved_context),
-            context=BlockedArray(
-                pl.BlockSpec((None, length, LANES), lambda row, lanes, *_: (row, 0, lanes)),
-                jax.ShapeDtypeStruct(saved_context.shape[1:], dtype),
+            options,
+            length,
+            saved_context=BlockedArray(
+                spec(
+                    (None, None, num_queries, LANES),
+                    lambda at: (at.layer, at.row, query(at), at.lanes),
+                ),
+                saved_context,
             ),
+            context=spec((None, num_queries, LANES), lambda at: (at.row, query(at), at.lanes)),
             projections=BlockedArray(
-                pl.BlockSpec((None, length, 3 * LANES), lambda row, lanes, *_: (row, 0, lanes)),
-                jax.ShapeDtypeStruct(saved_projections.shape[1:], dtype),
+                gradient, jax.ShapeDtypeStruct(saved_projections.shape[1:], dtype)
             ),
             log_sum=BlockedArray(
-                pl.BlockSpec(
-                    (None, None, tiles, heads, LANES), lambda row, lanes, *_: (row, lanes, 0, 0, 0)
+                spec(
+                    (None, None, num_queries // LANES, heads, LANES),
+                    lambda at: (at.row, at.lanes, query(at), 0, 0),
                 ),
                 jax.ShapeDtypeStruct((batch, hidden // LANES, tiles, heads, LANES), jnp.float32),
             ),
             bias=BlockedArray(
-                pl.BlockSpec((None, 1, 3 * LANES), lambda row, lanes, *_: (row, 0, lanes)),
+                spec((None, 1, 3 * LANES), lambda at: (at.row, 0, at.lanes)),
                 jax.ShapeDtypeStruct((batch, 1, 3 * hidden), jnp.float32),
             ),
         )
 
+    def tiles_of_keys(self, dtype) -> tuple[tuple[int, ...], jnp.dtype]:
+        """Returns the shape and dtype of what a program has of its keys, transposed or not."""
+        _, num_keys = self.options.segments or (self.length, self.length)
+        return (num_keys // LANES, LANES, LANES), dtype
 
-def _layer_spec(length: int, size: int) -> pl.BlockSpec:
-    """Returns the blocks of the current layer in `[layers, batch, length, ...]`."""
-    block = None, None, length, size
-    return pl.BlockSpec(block, lambda row, lanes, layer, *_: (layer[0], row, 0, lanes))
+    def states(self, *rows: int) -> list[tuple[tuple[int, ...], jnp.dtype]]:
+        """Returns shapes and dtypes of the states of all units of a row, if it is in segments."""
+        width = len(_units(self.options)[0].heads) * self.options.queries
+        units = self.length * (LANES // self.options.head_dim) // width
+        return [((units, n, width), jnp.float32) for n in rows if self.options.segments]
 
 
-def _input_specs(length: int, head_dim: int) -> _Inputs:
+def _spec(options: Options, length: int, block: tuple, index: Callable, **more) -> pl.BlockSpec:
+    """Returns blocks whose `index` is a function of the place of a program."""
+    return pl.BlockSpec(block, lambda *grid: index(_place(options, length, *grid)), **more)
+
+
+def _input_specs(options: Options, length: int) -> _Inputs:
     """Returns the blocks of each input."""
-    heads, tiles = LANES // head_dim, length // LANES
+    head_dim = options.head_dim
+    heads = LANES // head_dim
     lanes_per_pair, pairs = max(2 // heads, 1), max(heads // 2, 1)
+    num_queries, num_keys = options.segments or (length, length)
+    query_tiles, key_tiles = num_queries // LANES, num_keys // LANES
     scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
-    return _Inputs(
-        projections=_layer_spec(length, 3 * LANES),
-        bounds=pl.BlockSpec((None, tiles, 2, LANES), lambda row, lanes, *_: (row, 0, 0, 0)),
+    spec = functools.partial(_spec, options, length)
+    keys = None, None, num_keys, LANES
+    seldom = {"pipeline_mode": pl.Buffered(1)}  # Of segments that many programs share.
+    specs = _Inputs(
+        queries=spec(
+            (None, None, num_queries, 3 * LANES), lambda at: (at.layer, at.row, 0, at.lanes)
+        ),
+        bounds=spec((None, query_tiles, 2, LANES), lambda at: (at.row, at.read, 0, 0)),
         scale=scalar,
-        bias=pl.BlockSpec((1, 3 * LANES), lambda row, lanes, *_: (0, lanes)),
-        rotation=pl.BlockSpec(
-            (None, tiles, head_dim, LANES), lambda row, lanes, *_: (row, 0, 0, 0)
+        bias=spec((1, 3 * LANES), lambda at: (0, at.lanes)),
+        rotation=spec((None, query_tiles, head_dim, LANES), lambda at: (at.row, at.query, 0, 0)),
+        query_words=spec(
+            (None, pairs, query_tiles, 2, LANES),
+            lambda at: (at.row, at.lanes // lanes_per_pair, at.read, 0, 0),
         ),
-        query_words=pl.BlockSpec(
-            (None, pairs, tiles, 2, LANES),
-            lambda row, lanes, *_: (row, lanes // lanes_per_pair, 0, 0, 0),
-        ),
-        key_words=pl.BlockSpec((tiles, 2, LANES), lambda *_: (0, 0, 0)),
+        key_words=spec((key_tiles, 2, LANES), lambda at: (at.key, 0, 0)),
         threshold=scalar,
+        keys=spec(keys, lambda at: (at.layer, at.row, at.key, 3 * at.lanes + 1), **seldom),
+        values=spec(keys, lambda at: (at.layer, at.row, at.key, 3 * at.lanes + 2), **seldom),
+        key_rotation=spec(
+            (None, key_tiles, head_dim, LANES), lambda at: (at.row, at.key, 0, 0), **seldom
+        ),
     )
+    if not options.segments:
+        return specs
+    queries = spec(
+        (None, None, num_queries, LANES), lambda at: (at.layer, at.row, at.read, 3 * at.lanes)
+    )
+    return specs._replace(queries=queries)
 
 
 def variant(options: Options, rotates: bool) -> str:
     """Returns what the name of a kernel says of it, by which `hlo_cost` finds it."""
     rotary, keys = "_rotary" * rotates, "band" if options.is_band else "keys"
-    return f"long_{options.head_dim}{rotary}_{keys}{options.keys}"
+    segments = "_segments{}x{}".format(*options.segments) if options.segments else ""
+    return f"long_{options.head_dim}{rotary}{segments}_{keys}{options.keys}"
 
 
 def _call(
@@ -459,56 +669,73 @@ def _call(
     *,
     given: list[tuple[pl.BlockSpec, jax.Array]],
     outputs: list[BlockedArray],
-    scratch: list[jnp.dtype],
+    scratch: list[tuple[tuple[int, ...], jnp.dtype]],
     writes_in_place: bool = False,
 ) -> list[jax.Array]:
     """Runs `kernel` for each block of lanes of each row.
 
     It reads the `inputs`, then the arrays that are `given` with their blocks. If it
-    `writes_in_place`, the first output is the first of these, changed at `layer`. For each dtype in
-    `scratch` it has memory for `[tiles, LANES, LANES]`.
+    `writes_in_place`, the first output is the first of these, changed at `layer`. It has memory of
+    each shape and dtype in `scratch`.
     """
-    _, batch, length, width = inputs.projections.shape
-    specs = _input_specs(length, options.head_dim)
+    _, batch, length, width = inputs.queries.shape
+    specs = _input_specs(options, length)
     used = [index for index, x in enumerate(inputs) if x is not None]
     names = [_Inputs._fields[index] for index in used]
+    scalars = [x for x in spans if x is not None]
+    grid = batch, width // (3 * LANES)
+    order = "parallel", "parallel"
+    if options.segments:
+        num_queries, num_keys = (length // size for size in options.segments)
+        grid += num_keys, 3 if options.is_band else num_queries
+        order += "arbitrary", "arbitrary"
 
-    def run(_, first_ref, end_ref, *refs):
+    def run(_, *refs):
+        spans, refs = _Spans(*refs[: len(scalars)]), refs[len(scalars) :]
         read = _Inputs(**dict(zip(names, refs[: len(names)], strict=True)))
-        program = _Program(pl.program_id(0), pl.program_id(1), read, _Spans(first_ref, end_ref))
+        if not options.segments:
+            parts = [read.queries.at[:, part] for part in (QUERY, KEY, VALUE)]
+            queries, keys, values = parts
+            read = read._replace(
+                queries=queries, keys=keys, values=values, key_rotation=read.rotation
+            )
+        row, lanes = pl.program_id(0), pl.program_id(1)
+        program = _Program(row, lanes, read, spans, _visit(options, length))
         kernel(options, program, *refs[len(names) :])
 
     in_specs = [*(specs[index] for index in used), *(spec for spec, _ in given)]
     arrays = [*(inputs[index] for index in used), *(array for _, array in given)]
-    buffers = [pltpu.VMEM((length // LANES, LANES, LANES), dtype) for dtype in scratch]
     specs = in_specs + [output.spec for output in outputs]
     dtypes = [x.dtype for x in arrays + [output.shape for output in outputs]]
-    # Blocks are double buffered; the compiler adds what does not fit into registers.
+    # By default, blocks have two buffers; the compiler adds what does not fit into registers.
     num_bytes = SPILLED_BYTES + sum(
-        2 * math.prod(size or 1 for size in spec.block_shape) * dtype.itemsize
+        (1 if spec.pipeline_mode else 2)
+        * math.prod(size or 1 for size in spec.block_shape)
+        * dtype.itemsize
         for spec, dtype in zip(specs, dtypes, strict=True)
+        if spec.block_shape
     )
-    num_bytes += sum(length * LANES * jnp.dtype(dtype).itemsize for dtype in scratch)
+    num_bytes += sum(math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in scratch)
     return pl.pallas_call(
         run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=(batch, width // (3 * LANES)),
+            num_scalar_prefetch=1 + len(scalars),
+            grid=grid,
             in_specs=in_specs,
             out_specs=[output.spec for output in outputs],
-            scratch_shapes=buffers,
+            scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape.shape, x.shape.dtype) for x in outputs],
-        input_output_aliases={3 + len(used): 0} if writes_in_place else {},
+        input_output_aliases={1 + len(scalars) + len(used): 0} if writes_in_place else {},
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel"),
+            dimension_semantics=order,
             vmem_limit_bytes=max(num_bytes, DEFAULT_BYTES),
         ),
         interpret=options.interpret,
         name=kernel_name(
             kernel, variant(options, inputs.rotation is not None), inputs.key_words is not None
         ),
-    )(jnp.full(1, layer, jnp.int32), *spans, *arrays)
+    )(jnp.full(1, layer, jnp.int32), *scalars, *arrays)
 
 
 class _Unit(NamedTuple):
@@ -531,19 +758,19 @@ def _tiles_of_group(options: Options, group) -> list:
 
 
 def _forward_kernel(
-    options: Options, program: _Program, _, out_ref, log_sum_ref, key_ref, value_ref
+    options: Options, program: _Program, _, out_ref, log_sum_ref, key_ref, value_ref, *state_refs
 ):
     inputs, dtype = program.inputs, out_ref.dtype
-    units = _units(options)
 
     def prepare(tile):
         _prepare_keys(options, inputs, tile, key_ref, None)
-        value_ref[tile] = _part(inputs, VALUE, _positions(tile)).T.astype(dtype)
+        value = _part(inputs, inputs.values, VALUE, _positions(tile))
+        value_ref[tile] = value.T.astype(dtype)
 
-    _for_each_tile(key_ref.shape[0], prepare)
+    _for_each_tile(key_ref.shape[0], program.visit.starts_keys, prepare)
 
-    def group(index, _):
-        tiles = _tiles_of_group(options, index)
+    def attend(options, index, states):
+        units, tiles = _units(options), _tiles_of_group(options, index)
         queries = []
         for tile in tiles:
             heads = _only_heads(options, _query(options, inputs, tile), 0)
@@ -554,7 +781,7 @@ def _forward_kernel(
                 query = _side_by_side([queries[unit.n][head] for head in unit.heads])
                 keys = _key_tiles(options, inputs, tiles[unit.n], number)
                 scores = dot(_join(key_ref, keys, 0), query, 1, 0)
-                return _mask(options, inputs, scores, tiles[unit.n], keys)
+                return _mask(options, program, scores, tiles[unit.n], keys)
 
             new_states = []
             for (unit, scores), state in zip(_one_ahead(scores_of, units), states, strict=True):
@@ -575,55 +802,68 @@ def _forward_kernel(
                 new_states.append((new_maximum, total, weighted))
             return new_states
 
-        width = len(units[0].heads) * options.queries
-        row, zeros = (1, width), jnp.zeros((options.head_dim, width))
-        states = [(jnp.full(row, LOWEST), jnp.zeros(row), zeros)] * len(units)
-        states = _loop_over_keys(options, program, index, add_keys, states)
+        return _loop_over_keys(options, program, index, add_keys, states)
+
+    def finish(index, states, _):
+        tiles = _tiles_of_group(options, index)
         outputs = [[] for _ in tiles]
-        for unit, (maximum, total, weighted) in zip(units, states, strict=True):
+        for unit, (maximum, total, weighted) in zip(_units(options), states, strict=True):
             log_sums = _by_head(options, unit, maximum + jnp.log2(total))
             result = _by_head(options, unit, weighted * (inputs.scale[0, 0] / total))
             for head, (_, log_sum), (_, part) in zip(unit.heads, log_sums, result, strict=True):
                 _store_log_sum(options, log_sum_ref, tiles[unit.n], head, log_sum)
                 outputs[unit.n].append(part)
         for tile, parts in zip(tiles, outputs, strict=True):
-            _store(options, out_ref, tile, slice(None), jnp.concatenate(parts).T.astype(dtype))
+            _store(options, out_ref, tile, jnp.concatenate(parts).T.astype(dtype))
         return 0
 
-    lax.fori_loop(0, out_ref.shape[0] // options.group, group, 0)
+    width = len(_units(options)[0].heads) * options.queries
+    row, zeros = (1, width), jnp.zeros((options.head_dim, width))
+    initial = jnp.full(row, LOWEST), jnp.zeros(row), zeros
+    _for_each_group(options, program, initial, attend, finish, state_refs, 0)
 
 
 def _backward_kernel(
     options: Options, program: _Program, out_ref, log_sum_ref, dout_ref, gradient_ref, *refs
 ):
-    inputs, units, num_heads = program.inputs, _units(options), LANES // options.head_dim
-    dbias_refs, (key_ref, key_transposed_ref, dkey_ref, dvalue_ref) = refs[:-4], refs[-4:]
-    scale, dtype, length = inputs.scale[0, 0], gradient_ref.dtype, gradient_ref.shape[0]
+    inputs, visit, num_heads = program.inputs, program.visit, LANES // options.head_dim
+    has_bias = inputs.bias is not None
+    dbias_refs, scratch = refs[:has_bias], refs[has_bias:]
+    key_ref, key_transposed_ref, dkey_ref, dvalue_ref, *scratch = scratch
+    scale, dtype = inputs.scale[0, 0], gradient_ref.dtype
+    if options.segments:
+        query_gradient, key_gradients, *state_refs = scratch
+        dkey_out, dvalue_out = (key_gradients.at[:, part] for part in (QUERY, KEY))
+    else:
+        query_gradient, dkey_out, dvalue_out = (
+            gradient_ref.at[:, part] for part in (QUERY, KEY, VALUE)
+        )
+        state_refs = []
 
     def prepare(tile):
         _prepare_keys(options, inputs, tile, key_ref, key_transposed_ref)
         dkey_ref[tile] = jnp.zeros((LANES, LANES))
         dvalue_ref[tile] = jnp.zeros((LANES, LANES))
 
-    _for_each_tile(key_ref.shape[0], prepare)
+    _for_each_tile(key_ref.shape[0], visit.starts_keys, prepare)
 
-    def group(index, dbias):
-        tiles = _tiles_of_group(options, index)
+    def attend(options, index, states):
+        units, tiles = _units(options), _tiles_of_group(options, index)
         queries, douts, transposed, means, log_sums = [], [], [], [], []
         for tile in tiles:
             query = _query(options, inputs, tile)
             queries.append([x.astype(dtype) for x in _only_heads(options, query.T, 1)])
-            dout = _load(options, dout_ref, tile, slice(None))
+            dout = _load(options, dout_ref, tile)
             douts.append([x.astype(dtype) for x in _only_heads(options, dout, 1)])
             dout = dout.T
             transposed.append((query.astype(dtype), dout.astype(dtype)))
             # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
-            weighted = dout * _load(options, out_ref, tile, slice(None)).T / scale
+            weighted = dout * _load(options, out_ref, tile).T / scale
             lanes = [_lanes(options, head) for head in range(num_heads)]
             means.append([jnp.sum(weighted[each], axis=0, keepdims=True) for each in lanes])
             log_sums.append(_load_log_sums(options, log_sum_ref, tile))
 
-        def add_keys(number, dqueries):
+        def add_keys(number, states):
             def products_of(unit):
                 keys = _key_tiles(options, inputs, tiles[unit.n], number)
                 query, dout = (
@@ -631,14 +871,14 @@ def _backward_kernel(
                     for x in (queries, douts)
                 )
                 scores = dot(_join(key_ref, keys, 0), query, 1, 1)
-                scores = _mask(options, inputs, scores, tiles[unit.n], keys)
-                value = [_part(inputs, VALUE, _positions(tile)) for tile in keys]
+                scores = _mask(options, program, scores, tiles[unit.n], keys)
+                value = [_part(inputs, inputs.values, VALUE, _positions(tile)) for tile in keys]
                 return scores, dot(jnp.concatenate(value).astype(dtype), dout, 1, 1)
 
-            new_dqueries = []
+            new_states = []
             dkeys, dvalues = [0.0] * num_heads, [0.0] * num_heads
             ahead = _one_ahead(products_of, units)
-            for (unit, (scores, dweights)), old_dquery in zip(ahead, dqueries, strict=True):
+            for (unit, (scores, dweights)), (old_dquery,) in zip(ahead, states, strict=True):
                 keys = _key_tiles(options, inputs, tiles[unit.n], number)
                 log_sum, mean = (
                     _side_by_side([x[unit.n][head] for head in unit.heads])
@@ -661,32 +901,35 @@ def _backward_kernel(
                 ):
                     dkeys[head] += dot(query[lanes], part, 1, 1)
                     dquery.append(dot(_join(key_transposed_ref, keys, 1, lanes), part, 1, 0))
-                new_dqueries.append(old_dquery + _side_by_side(dquery))
+                new_states.append((old_dquery + _side_by_side(dquery),))
                 # In a band, each tile of queries has other keys.
                 if options.is_band or unit is units[-1]:
                     _add_to_tiles(dkey_ref, keys, jnp.concatenate(dkeys))
                     _add_to_tiles(dvalue_ref, keys, jnp.concatenate(dvalues))
                     dkeys, dvalues = [0.0] * num_heads, [0.0] * num_heads
-            return new_dqueries
+            return new_states
 
-        width = len(units[0].heads) * options.queries
-        dqueries = [jnp.zeros((options.head_dim, width))] * len(units)
-        dqueries = _loop_over_keys(options, program, index, add_keys, dqueries)
+        return _loop_over_keys(options, program, index, add_keys, states)
+
+    def finish(index, states, dbias):
+        tiles = _tiles_of_group(options, index)
         gradients = [[] for _ in tiles]
-        for unit, dquery in zip(units, dqueries, strict=True):
+        for unit, (dquery,) in zip(_units(options), states, strict=True):
             gradients[unit.n] += [part for _, part in _by_head(options, unit, dquery)]
         for tile, parts in zip(tiles, gradients, strict=True):
             gradient = jnp.concatenate(parts) * (scale / math.sqrt(options.head_dim))
             gradient = _rotate(options, gradient, *_angles(options, inputs, tile), back=True).T
-            _store(options, gradient_ref, tile, QUERY, gradient.astype(dtype))
-            if dbias_refs:
+            _store(options, query_gradient, tile, gradient.astype(dtype))
+            if has_bias:
                 dbias += jnp.sum(gradient, axis=0, keepdims=True)
         return dbias
 
     zeros = jnp.zeros((1, LANES))
-    dquery_sum = lax.fori_loop(0, length // options.group, group, zeros)
+    width = len(_units(options)[0].heads) * options.queries
+    initial = (jnp.zeros((options.head_dim, width)),)
+    dquery_sum = _for_each_group(options, program, initial, attend, finish, state_refs, zeros)
 
-    def finish(tile, sums):
+    def finish_keys(tile, sums):
         dkey_sum, dvalue_sum = sums
         positions = _positions(tile)
         # The query had a factor of log2(e).
@@ -694,22 +937,118 @@ def _backward_kernel(
         if inputs.rotation is not None:
             dkey = _rotate(options, dkey, *_key_angles(options, inputs, tile), back=True)
         dkey = dkey.T
-        gradient_ref[positions, KEY] = dkey.astype(dtype)
+        dkey_out[positions, :] = dkey.astype(dtype)
         dvalue = dvalue_ref[tile].T * scale
-        gradient_ref[positions, VALUE] = dvalue.astype(dtype)
-        if dbias_refs:
+        dvalue_out[positions, :] = dvalue.astype(dtype)
+        if has_bias:
             dvalue_sum += jnp.sum(dvalue, axis=0, keepdims=True)
             if inputs.rotation is not None:
                 dkey_sum += jnp.sum(dkey, axis=0, keepdims=True)
         return dkey_sum, dvalue_sum
 
-    dkey_sum, dvalue_sum = _for_each_tile(length // LANES, finish, (zeros, zeros))
+    dkey_sum, dvalue_sum = _for_each_tile(
+        key_ref.shape[0], visit.ends_keys, finish_keys, (zeros, zeros)
+    )
     for dbias_ref in dbias_refs:
-        dbias_ref[...] = jnp.concatenate([dquery_sum, dkey_sum, dvalue_sum], axis=1)
+        dbias = jnp.concatenate([dquery_sum, dkey_sum, dvalue_sum], axis=1)
+        if options.segments:
+            is_first = (visit.key == 0) & visit.starts_keys
+            dbias += jnp.where(is_first, 0.0, dbias_ref[...])
+        dbias_ref[...] = dbias
+    if options.segments:
+        _copy_gradients(options, program, query_gradient, key_gradients, gradient_ref)
 
 
-def _for_each_tile(num_tiles: int, run: Callable, state=None):
-    """Runs `run(tile, state)`, or `run(tile)` without a state, for all tiles of LANES positions."""
+def _copy_gradients(options: Options, program: _Program, query_gradient, key_gradients, out_ref):
+    """Copies the gradients of the segments that are complete to `[batch, length, 3 * hidden]`."""
+    row, lanes, *_, visit = program
+
+    def copy(ref, segment, first_part):
+        size, width = ref.shape
+        positions = pl.ds(pl.multiple_of(segment * size, size), size)
+        first = pl.multiple_of((3 * lanes + first_part) * LANES, LANES)
+        pltpu.sync_copy(ref, out_ref.at[row, positions, pl.ds(first, width)])
+
+    pl.when(visit.ends_queries)(lambda: copy(query_gradient, visit.query, 0))
+    pl.when(visit.ends_keys)(lambda: copy(key_gradients, visit.key, 1))
+
+
+def _for_each_group(
+    options: Options,
+    program: _Program,
+    initial: tuple[jax.Array, ...],
+    attend: Callable,
+    finish: Callable,
+    state_refs: list,
+    sums,
+):
+    """Runs `attend` and `finish` for the groups of queries.
+
+    `attend(options, index, states)` adds keys to the states of the units of a group, of which each
+    is `initial` before. `finish(index, states, sums)` returns the new `sums`, as this does. States
+    of segments are kept in `state_refs` from visit to visit.
+    """
+    visit, units = program.visit, _units(options)
+    num_queries = program.inputs.queries.shape[0]
+    num_groups = num_queries // options.group
+    if not options.segments:
+
+        def run(index, sums):
+            return finish(index, attend(options, index, [initial] * len(units)), sums)
+
+        return lax.fori_loop(0, num_groups, run, sums)
+
+    def places(options, index):
+        num_units = len(_units(options))
+        group = visit.query * (num_queries // options.group) + index
+        return [group * num_units + n for n in range(num_units)]
+
+    def load(options, index):
+        return [tuple(ref[n] for ref in state_refs) for n in places(options, index)]
+
+    def store(options, index, states):
+        for n, state in zip(places(options, index), states, strict=True):
+            for ref, x in zip(state_refs, state, strict=True):
+                ref[n] = x
+
+    def start(index, _):
+        store(options, index, [initial] * len(units))
+        return 0
+
+    def adding(options):
+        def add(index, _):
+            store(options, index, attend(options, index, load(options, index)))
+            return 0
+
+        return add
+
+    lax.fori_loop(0, jnp.where(visit.starts_queries, num_groups, 0), start, 0)
+    if options.is_band:
+        is_own = visit.query == visit.key
+        lax.fori_loop(0, jnp.where(is_own, num_groups, 0), adding(options), 0)
+        sees_next = visit.is_inside & ~is_own
+        first_tile = options._replace(group=LANES)
+        lax.fori_loop(0, jnp.where(sees_next, 1, 0), adding(first_tile), 0)
+    else:
+        spans = program.spans
+        first, end = (
+            jnp.clip(groups[program.row, visit.key] - visit.query * num_groups, 0, num_groups)
+            for groups in (spans.first_group, spans.end_group)
+        )
+        lax.fori_loop(first, end, adding(options), 0)
+    return lax.fori_loop(
+        0,
+        jnp.where(visit.ends_queries, num_groups, 0),
+        lambda index, sums: finish(index, load(options, index), sums),
+        sums,
+    )
+
+
+def _for_each_tile(num_tiles: int, is_run, run: Callable, state=None):
+    """Runs `run(tile, state)`, or `run(tile)` without a state, for all tiles of LANES positions.
+
+    If `is_run` is False, does nothing.
+    """
     at_once = 2 - num_tiles % 2
 
     def body(number, state):
@@ -718,7 +1057,8 @@ def _for_each_tile(num_tiles: int, run: Callable, state=None):
             state = run(tile) if state is None else run(tile, state)
         return state
 
-    return lax.fori_loop(0, num_tiles // at_once, body, state)
+    trips = num_tiles // at_once
+    return lax.fori_loop(0, trips if is_run is True else jnp.where(is_run, trips, 0), body, state)
 
 
 def _join(ref, tiles: list, axis: int, rows: slice = slice(None)) -> jax.Array:
@@ -744,14 +1084,18 @@ def _by_head(options: Options, unit: _Unit, x: jax.Array) -> list[tuple[slice, j
     ]
 
 
-def _mask(options: Options, inputs: _Inputs, scores: jax.Array, tile, key_tiles: list) -> jax.Array:
+def _mask(
+    options: Options, program: _Program, scores: jax.Array, tile, key_tiles: list
+) -> jax.Array:
     """Returns the scores of a unit, with LOWEST for invisible keys."""
-    first, count = (_rows_of(options, inputs.bounds, tile, slice(n, n + 1)) for n in (0, 1))
+    bounds = program.inputs.bounds
+    first, count = (_rows_of(options, bounds, tile, slice(n, n + 1)) for n in (0, 1))
     key = lax.broadcasted_iota(jnp.int32, (LANES, options.queries), 0)
     smallest = -(2**31)
+    start = smallest + program.visit.first_key
     # Offsets below 0 are large as unsigned integers.
     is_visible = jnp.concatenate(
-        [key + (smallest + key_tile * LANES - first) < count + smallest for key_tile in key_tiles]
+        [key + (start + key_tile * LANES - first) < count + smallest for key_tile in key_tiles]
     )
     size = options.queries
     parts = [scores[:, n : n + size] for n in range(0, scores.shape[1], size)]
@@ -762,12 +1106,12 @@ def _prepare_keys(options: Options, inputs: _Inputs, tile, key_ref, transposed_r
     """Writes a tile of rotated keys to `key_ref`, and transposed, if it is given, to the other."""
     dtype = key_ref.dtype
     if inputs.rotation is None:  # Then a bias of keys has no effect.
-        key = inputs.projections[_positions(tile), KEY]
+        key = inputs.keys[_positions(tile), :]
         key_ref[tile] = key
         if transposed_ref is not None:
             transposed_ref[tile] = key.astype(jnp.float32).T.astype(dtype)
         return
-    key = _part(inputs, KEY, _positions(tile)).T
+    key = _part(inputs, inputs.keys, KEY, _positions(tile)).T
     key = _rotate(options, key, *_key_angles(options, inputs, tile))
     key_ref[tile] = key.T.astype(dtype)
     if transposed_ref is not None:
@@ -805,8 +1149,17 @@ def _wrap(tile, num_tiles: int):
 def _loop_over_keys(options: Options, program: _Program, group, add_keys: Callable, state):
     if options.is_band:
         return add_keys(0, state)
-    spans, row = program.spans, program.row
-    return lax.fori_loop(spans.first[row, group], spans.end[row, group], add_keys, state)
+    spans, row, visit = program.spans, program.row, program.visit
+    if not options.segments:
+        return lax.fori_loop(spans.first[row, group], spans.end[row, group], add_keys, state)
+    num_queries, num_keys = options.segments
+    group += visit.query * (num_queries // options.group)
+    num_blocks = num_keys // options.keys
+    first, end = (
+        jnp.clip(blocks[row, group] - visit.key * num_blocks, 0, num_blocks)
+        for blocks in (spans.first, spans.end)
+    )
+    return lax.fori_loop(first, end, add_keys, state)
 
 
 def _positions(tile):
@@ -824,16 +1177,16 @@ def _row_slices(options: Options, tile, length: int) -> list:
     return [pl.ds(pl.multiple_of(x, half), half) for x in (before, start)]
 
 
-def _load(options: Options, ref, tile, lanes: slice) -> jax.Array:
+def _load(options: Options, ref, tile) -> jax.Array:
     """Returns float32 `[query_tile, LANES]` of the queries of a tile."""
     slices = _row_slices(options, tile, ref.shape[0])
-    return jnp.concatenate([ref[each, lanes].astype(jnp.float32) for each in slices])
+    return jnp.concatenate([ref[each, :].astype(jnp.float32) for each in slices])
 
 
-def _store(options: Options, ref, tile, lanes: slice, x):
+def _store(options: Options, ref, tile, x):
     slices = _row_slices(options, tile, ref.shape[0])
     for each, part in zip(slices, jnp.split(x, len(slices)), strict=True):
-        ref[each, lanes] = part
+        ref[each, :] = part
 
 
 def _store_log_sum(options: Options, ref, tile, head: int, log_sum: jax.Array):
@@ -863,15 +1216,15 @@ def _rows_of(options: Options, ref, tile, rows: slice) -> jax.Array:
     return pltpu.roll(jnp.where(lane < half, own, before), half, 1)
 
 
-def _part(inputs: _Inputs, part: slice, positions) -> jax.Array:
-    """Returns float32 `[positions, LANES]`: queries, keys or values, with their bias."""
-    x = inputs.projections[positions, part].astype(jnp.float32)
+def _part(inputs: _Inputs, ref, part: slice, positions) -> jax.Array:
+    """Returns float32 `[positions, LANES]` of a part of the projections, with its bias."""
+    x = ref[positions, :].astype(jnp.float32)
     return x if inputs.bias is None else x + inputs.bias[:, part]
 
 
 def _query(options: Options, inputs: _Inputs, tile) -> jax.Array:
     """Returns a tile of rotated queries, float32 `[LANES, queries]`, scaled."""
-    query = _load(options, inputs.projections, tile, QUERY)
+    query = _load(options, inputs.queries, tile)
     if inputs.bias is not None:
         query += inputs.bias[:, QUERY]
     query = query.T * (math.log2(math.e) / math.sqrt(options.head_dim))
@@ -891,7 +1244,7 @@ def _angles(options, inputs, tile):
 
 def _key_angles(options, inputs, tile):
     half = options.head_dim // 2
-    return inputs.rotation[tile, :half, :], inputs.rotation[tile, half:, :]
+    return inputs.key_rotation[tile, :half, :], inputs.key_rotation[tile, half:, :]
 
 
 def _rotate(options: Options, x: jax.Array, cosines, sines, back: bool = False):

@@ -44,6 +44,7 @@ from bert_jax.model.tpu_kernels.layer import (
     fuse_dense,
     interleave,
     log_refusal,
+    segments_here,
 )
 from bert_jax.model.tpu_kernels.layer_loop import INPUTS, SavedActivations, loop_over_layers
 from bert_jax.sharding.collectives import gather_data
@@ -71,18 +72,16 @@ def _concatenate(intermediate: jax.Array, gate: jax.Array) -> jax.Array:
 
 
 def why_unsupported(
-    config: ModernBertConfig, length: int, tensor_shards: int, device_kind: str, dtype: str
+    config: ModernBertConfig, length: int, tensor_shards: int, device_kind: str
 ) -> str:
     """Returns why these layers cannot run here in rows of `length`; "" if they can.
 
-    `tensor_shards`, `device_kind` and `dtype` are those of `ExecutionPlan`.
+    `tensor_shards` and `device_kind` are those of `ExecutionPlan`.
     """
     if tensor_shards > 1:
         return "it fuses matrices whose columns the mesh shards over tensor"
     head_dim = config.hidden_size // config.num_heads
-    return long_attention_kernel.why_unsupported(
-        length, config.hidden_size, head_dim, device_kind, dtype
-    )
+    return long_attention_kernel.why_unsupported(length, config.hidden_size, head_dim, device_kind)
 
 
 def run_encoder_layers(
@@ -100,9 +99,10 @@ def run_encoder_layers(
     `jax.checkpoint`; with None, a layer chooses what it saves.
     """
     local_mask = inputs.mask.with_window(config.attention_window // 2)
+    segments = segments_here(x.shape[1], x.dtype, "attention" in dropout)
     prepared = (
-        long_attention_kernel.prepare(inputs.mask, inputs.global_rotation),
-        long_attention_kernel.prepare(local_mask, inputs.local_rotation),
+        long_attention_kernel.prepare(inputs.mask, inputs.global_rotation, segments),
+        long_attention_kernel.prepare(local_mask, inputs.local_rotation, segments),
     )
     groups = group_layers(encoder_layers(config), loops=True)
     stacks = split_by_place(config, fuse_projections(params), dropout, groups)
@@ -339,6 +339,7 @@ def _attention(
     kernel = functools.partial(
         long_attention_kernel.long_attention_in_stack,
         head_dim=config.hidden_size // config.num_heads,
+        segments=segments_here(projections.shape[1], projections.dtype, "attention" in dropout),
         interpret=device.platform != "tpu",
     )
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.

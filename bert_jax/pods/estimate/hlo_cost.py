@@ -268,17 +268,14 @@ def kernel_cost(
         sizes = f"{variant} {tokens} {inner} {hidden}"
         kernel_flops = 2.0 * num_tokens * inner * hidden
     elif variant.startswith("long_"):
-        (_, (*batch, groups)), (bits, (*_, length, width)) = operands[1], operands[3]
-        group, hidden = length // groups, width // 3
-        sizes = f"{variant} {group}"
+        is_segmented = "_segments" in variant
+        (_, (*batch, groups)), (bits, (*_, length, width)) = (
+            operands[n] for n in (1, 5 if is_segmented else 3)
+        )
+        hidden = width // 3
+        sizes = f"{variant} {length // groups}"
         programs = math.prod(batch) * hidden / attention_kernel.LANES
-        kind, keys = re.search(r"(band|keys)(\d+)$", variant).groups()
-        blocks, pairs = 0, length * int(keys)
-        if kind == "keys":
-            blocks = read_blocks(length, group, int(keys), document_tokens)
-            pairs = blocks * group * int(keys)
-        tiles = length // attention_kernel.LANES
-        times = {"program": 1, "tile": tiles, "group": groups, "block": blocks}
+        times, pairs = long_attention_runs(variant, length, length // groups, document_tokens)
         products = 2 if direction == "forward" else 4
         kernel_flops = products * 2.0 * math.prod(batch) * pairs * hidden
     else:
@@ -301,6 +298,32 @@ def kernel_cost(
     if isinstance(cycles, dict):  # Of each loop in a program.
         cycles = sum(times[name] * each for name, each in cycles.items())
     return math.ceil(programs * cycles / (2 if CHIPS[chip].megacore else 1)), kernel_flops
+
+
+def long_attention_runs(
+    variant: str, length: int, group: int, document_tokens: int | None
+) -> tuple[dict[str, float], float]:
+    """Returns how often the kernel for long rows runs its parts, in a row, and the pairs it reads.
+
+    The parts are those of `kernel_cycles.long_attention_cycles`, and `variant` is the kernel's.
+    """
+    kind, keys = re.search(r"(band|keys)(\d+)$", variant).groups()
+    keys, groups, tiles = int(keys), length // group, length // attention_kernel.LANES
+    blocks, pairs = 0.0, length * keys
+    if kind == "keys":
+        blocks = read_blocks(length, group, keys, document_tokens)
+        pairs = blocks * group * keys
+    times = {"program": 1, "tile": tiles, "group": groups, "block": blocks}
+    if segments := re.search(r"_segments(\d+)x(\d+)", variant):
+        num_queries, num_keys = (length // int(size) for size in segments.groups())
+        times |= {"finish": groups, "next": 0}
+        if kind == "keys":
+            visits = read_blocks(length, group, int(segments[2]), document_tokens)
+            times |= {"program": num_keys * num_queries, "group": visits}
+        else:
+            times |= {"program": 3 * num_keys, "next": 2 * (num_keys - 1)}
+            pairs += times["next"] * attention_kernel.LANES * keys
+    return times, pairs
 
 
 @functools.cache

@@ -54,6 +54,7 @@ LARGE_HEADS = (512, 128)
 # Longer rows have the loops of the kernel for 2,048 tokens. With a window, those for 1,024, too.
 LONG_LENGTHS = (1024, 2048)
 WINDOW = 64  # Of ModernBERT, on each side.
+SEGMENTED = "v4", 8192  # The chip with such rows, which have the same loops in all lengths.
 GATED = (4096, 1152, 768)  # Tokens, inner and hidden size of the gated network of ModernBERT-base.
 
 
@@ -72,6 +73,7 @@ class Shape(NamedTuple):
     rotates: bool = False  # Only in long rows.
     window: int | None = None
     is_gated: bool = False
+    is_segmented: bool = False  # Only in long rows.
 
     @property
     def is_long(self) -> bool:
@@ -88,10 +90,18 @@ def shapes(chip: str) -> list[Shape]:
     found = [Shape(*each) for each in attention]
     found += [Shape(has_dropout, "bfloat16", LARGE_HEADS) for has_dropout in (False, True)]
     if chip != "v3":
-        for length in LONG_LENGTHS:
-            rows = "bfloat16", (length, HEAD_DIM)
-            found += [Shape(has_dropout, *rows) for has_dropout in (False, True)]
-            found += [Shape(False, *rows, rotates=True, window=w) for w in (None, WINDOW)]
+        lengths = [(length, False) for length in LONG_LENGTHS]
+        if chip == SEGMENTED[0]:
+            lengths.append((SEGMENTED[1], True))
+        for length, is_segmented in lengths:
+            for has_dropout, rotates, window in (
+                (False, False, None),
+                (True, False, None),
+                (False, True, None),
+                (False, True, WINDOW),
+            ):
+                shape = Shape(has_dropout, "bfloat16", (length, HEAD_DIM), None, rotates, window)
+                found.append(shape._replace(is_segmented=is_segmented))
         found += [
             Shape(has_dropout, dtype, sizes, activation)
             for has_dropout, dtype, sizes in itertools.product((False, True), DTYPES, SUBLAYERS)
@@ -100,6 +110,13 @@ def shapes(chip: str) -> list[Shape]:
         ]
         found.append(Shape(False, "bfloat16", GATED, "gelu", is_gated=True))
     return list({entry(shape): shape for shape in found}.values())
+
+
+def segments(shape: Shape) -> long_attention_kernel.Segments | None:
+    if not shape.is_segmented:
+        return None
+    length, _ = shape.sizes
+    return long_attention_kernel.choose_segments(length, "TPU v4", shape.dtype, shape.has_dropout)
 
 
 def activations(tokens: int, inner: int, hidden: int) -> tuple[str | None, ...]:
@@ -111,7 +128,7 @@ def activations(tokens: int, inner: int, hidden: int) -> tuple[str | None, ...]:
 
 def compile_kernels(chip: str, shape: Shape) -> None:
     """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
-    has_dropout, dtype, sizes, activation, rotates, window, _ = shape
+    has_dropout, dtype, sizes, activation, rotates, window, *_ = shape
     mesh = make_mesh(devices=[compilation.describe_device(chip)])
     sharding = NamedSharding(mesh, P())
 
@@ -183,7 +200,7 @@ def compile_kernels(chip: str, shape: Shape) -> None:
             if shape.is_long:
                 mask = AttentionMask(sequence_ids, window=window)
                 context = long_attention_kernel.long_attention(
-                    projections, bias, mask, dropout, rotation, **options
+                    projections, bias, mask, dropout, rotation, segments=segments(shape), **options
                 )
             else:
                 options["float32_blocks"] = needs_float32(device_kind)
@@ -260,21 +277,30 @@ def _cycles(bundle: str) -> int:
     return 1 + sum(map(int, re.findall(r" vdelay (\d+)", bundle)))
 
 
-def long_attention_cycles(schedule: str, length: int, is_band: bool) -> dict[str, int]:
-    """Returns the cycles of what a program of the kernel for long rows repeats.
+def long_attention_cycles(
+    schedule: str, length: int, is_band: bool, is_segmented: bool = False
+) -> dict[str, int]:
+    """Returns the cycles of what the kernel for long rows repeats.
 
     "program" is the rest of it; "tile" is for each 128 positions, "group" for each group of
-    queries, and "block" for each block of keys that a group reads. Raises ValueError if the
-    schedule has other loops.
+    queries, and "block" for each block of keys that a group reads. Of rows in segments, "group" is
+    for each segment of keys that a group sees, "finish" once for each group, and "next", with a
+    window, for each tile of queries that sees another segment. `length` is that of the keys in a
+    program. Raises ValueError if the schedule has other loops.
     """
     (_, program), *loops = count_loops(schedule)
     prepare, *groups = [cycles for depth, cycles in loops if depth == 1]
     blocks = [cycles for depth, cycles in loops if depth == 2]
+    more = {}
+    if is_segmented:
+        start, *groups = groups
+        following = groups.pop(1) if is_band else 0
+        more = {"finish": start + groups.pop(1), "next": following}
     if len(groups) not in (1, 2) or len(blocks) != (not is_band):
         raise ValueError(f"the loops of the schedule are {loops}: expected those of the kernel")
     at_once = 2 - length // LANES % 2
     tile = math.ceil((prepare + sum(groups[1:])) / at_once)  # Backward, the last finishes tiles.
-    return {"program": program, "tile": tile, "group": groups[0], "block": sum(blocks)}
+    return {"program": program, "tile": tile, "group": groups[0], "block": sum(blocks)} | more
 
 
 def measure(chip: str, shape: Shape) -> dict[str, int | dict[str, int]]:
@@ -285,34 +311,43 @@ def measure(chip: str, shape: Shape) -> dict[str, int | dict[str, int]]:
         num_chunks = shape.sizes[1] // chunk
         if num_chunks > 1:  # Forward, the last, the first, and the others; backward, the first.
             runs = {"forward": (1, 1, num_chunks - 2), "backward": (1, num_chunks - 1)}
+    program = "bert_jax.tools.kernel_cycles"
+    found = schedules(["-m", program, f"--chip={chip}", f"--shape={json.dumps(shape)}"])
+
+    def count(schedule, kernel):
+        if shape.is_long:
+            is_band = shape.window is not None
+            _, length = _long_options(shape).segments or shape.sizes[::-1]
+            return long_attention_cycles(schedule, length, is_band, shape.is_segmented)
+        return count_cycles(schedule, runs[kernel])
+
+    return {
+        kernel: count(schedule, kernel)
+        for kernel in ("forward", "backward")
+        for name, schedule in found.items()
+        if f"{kernel}_kernel" in name
+    }
+
+
+def schedules(arguments: list[str]) -> dict[str, str]:
+    """Runs Python with `arguments`; returns the schedules of what it compiles, by file name."""
     with tempfile.TemporaryDirectory() as directory:
         dump = f"--xla_jf_dump_to={directory} --xla_jf_dump_llo_text=true"
         # Writing all passes takes as long as compiling.
         dump += " --xla_jf_dump_llo_pass_label_regex=final_bundles"
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "bert_jax.tools.kernel_cycles",
-                f"--chip={chip}",
-                f"--shape={json.dumps(shape)}",
-            ],
-            env=os.environ | {"LIBTPU_INIT_ARGS": dump},
-            check=True,
-        )
-
-        def count(path, kernel):
-            schedule = path.read_text(encoding="utf-8")
-            if shape.is_long:
-                is_band = shape.window is not None
-                return long_attention_cycles(schedule, shape.sizes[0], is_band)
-            return count_cycles(schedule, runs[kernel])
-
+        environment = os.environ | {"LIBTPU_INIT_ARGS": dump}
+        subprocess.run([sys.executable, *arguments], env=environment, check=True)
         return {
-            kernel: count(path, kernel)
-            for kernel in ("forward", "backward")
-            for path in pathlib.Path(directory).glob(f"*{kernel}_kernel*[0-9]-final_bundles.txt")
+            path.name: path.read_text(encoding="utf-8")
+            for path in pathlib.Path(directory).glob("*[0-9]-final_bundles.txt")
         }
+
+
+def _long_options(shape: Shape) -> long_attention_kernel.Options:
+    length, head_dim = shape.sizes
+    return long_attention_kernel.make_options(
+        length, shape.window, head_dim, shape.has_dropout, segments(shape)
+    )
 
 
 def entry(shape: Shape) -> str:
@@ -327,10 +362,7 @@ def entry(shape: Shape) -> str:
         _, inner, hidden = shape.sizes
         name = f"gated_{shape.activation} {block} {inner} {hidden}"
     elif shape.is_long:
-        length, head_dim = shape.sizes
-        options = long_attention_kernel.make_options(
-            length, shape.window, head_dim, shape.has_dropout
-        )
+        options = _long_options(shape)
         name = f"{long_attention_kernel.variant(options, shape.rotates)} {options.group}"
     return f"{name} {shape.dtype}{' dropout' * shape.has_dropout}"
 

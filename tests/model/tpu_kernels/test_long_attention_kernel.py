@@ -12,7 +12,13 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import Dropout, attention_dropout
 from bert_jax.model.modernbert import rotation
 from bert_jax.model.tpu_kernels.layer import interleave
-from bert_jax.model.tpu_kernels.long_attention_kernel import long_attention, why_unsupported
+from bert_jax.model.tpu_kernels.long_attention_kernel import (
+    SEGMENTS,
+    Segments,
+    choose_segments,
+    long_attention,
+    why_unsupported,
+)
 
 HIDDEN = 128
 
@@ -76,15 +82,24 @@ def reference(projections, biases, dout, num_heads, ids, window, causal, factors
     return [join(x) for x in (kept @ value, *gradients)]
 
 
-@functools.partial(jax.jit, static_argnames=("head_dim", "window", "causal"))
-def run(projections, biases, dout, ids, dropout, tables, *, head_dim, window, causal):
+@functools.partial(jax.jit, static_argnames=("head_dim", "window", "causal", "segments"))
+def run(
+    projections, biases, dout, ids, dropout, tables, *, head_dim, window, causal, segments=None
+):
     """Returns the kernel's result, and its gradients of query, key, value and the biases."""
 
     def attend(projections, biases):
         bias = interleave(*biases) if biases else None
         mask = AttentionMask(ids, causal, window)
         return long_attention(
-            interleave(*projections), bias, mask, dropout, tables, head_dim=head_dim, interpret=True
+            interleave(*projections),
+            bias,
+            mask,
+            dropout,
+            tables,
+            head_dim=head_dim,
+            segments=segments,
+            interpret=True,
         )
 
     out, vjp = jax.vjp(attend, projections, biases)
@@ -100,6 +115,7 @@ def check(
     has_bias=False,
     head_dim=64,
     hidden=HIDDEN,
+    segments=None,
 ):
     rng = np.random.default_rng(0)
     ids, num_heads = np.atleast_2d(ids), hidden // head_dim
@@ -126,6 +142,7 @@ def check(
         head_dim=head_dim,
         window=window,
         causal=causal,
+        segments=segments,
     )
     for actual, exact in zip((out, *gradients), expected, strict=True):
         assert np.isfinite(actual).all()
@@ -166,6 +183,27 @@ def slow(*values):
 )
 def test_kernel_equals_attention_in_float64(lengths, options):
     check(packed_ids(*lengths), **options)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ((300, 180, -32), {"rotates": True, "has_bias": True}),
+        ((200, 520, -48), {"window": 64, "rotates": True}),
+        slow((768,), {}),
+        slow((768,), {"rate": 0.1, "has_bias": True}),
+        slow((700, -68), {"causal": True, "rotates": True}),
+        slow((768,), {"window": 64, "rotates": True, "has_bias": True}),
+        slow((500, -12), {"window": 9}),
+        slow((700, -68), {"rate": 0.3, "window": 64, "causal": True}),
+        slow((760,), {"window": 100, "rotates": True}),
+        slow((900, 124), {"rate": 0.1, "head_dim": 32, "rotates": True}),
+        slow((1000, -24), {"rate": 0.1, "head_dim": 128, "hidden": 256, "has_bias": True}),
+    ],
+    ids=str,
+)
+def test_rows_in_segments_equal_attention_in_float64(lengths, options):
+    check(packed_ids(*lengths), segments=Segments(queries=128, keys=256, band=256), **options)
 
 
 @pytest.mark.slow
@@ -219,4 +257,13 @@ def test_masks_that_the_kernel_does_not_support_are_rejected(field):
     ],
 )
 def test_what_the_kernel_does_not_compute_has_a_reason(sizes, reason):
-    assert why_unsupported(*sizes, "cpu", "float32") == reason
+    assert why_unsupported(*sizes, "cpu") == reason
+
+
+def test_rows_that_do_not_fit_on_a_chip_are_in_segments():
+    whole = [("TPU v4", "bfloat16", 2048), ("TPU v4", "float32", 512), ("TPU v5", "float32", 4096)]
+    for device_kind, dtype, length in whole:
+        assert choose_segments(length, device_kind, dtype, has_dropout=True) is None
+        segments = choose_segments(length + 128, device_kind, dtype, has_dropout=False)
+        assert segments == SEGMENTS[dtype]
+    assert choose_segments(8192, "TPU v5 lite", "float32", has_dropout=True) is None

@@ -427,6 +427,24 @@ def test_kernel_of_attention_in_long_rows_costs_the_blocks_that_it_reads(tmp_pat
     assert cost.flops == 2 * 2 * 2 * 2048 * 256 * 256
 
 
+def test_kernel_of_rows_in_segments_costs_its_visits(tmp_path, monkeypatch):
+    table = tmp_path / "kernels.json"
+    parts = {"program": 7, "tile": 10, "group": 100, "block": 1000, "finish": 50, "next": 60}
+    names = "long_64_segments512x1024_keys512", "long_64_segments1024x1024_band256"
+    entries = {f"{name} 256 bfloat16": {"forward": parts} for name in names}
+    table.write_text(json.dumps({"v4": entries}))
+    monkeypatch.setattr(hlo_cost, "KERNEL_TABLE", table)
+    kernel = LONG_KERNEL.replace("%end,", "%end, %first, %end,")
+    cost = hlo_cost.step_cost(kernel.replace("long_64_keys512", names[0]), "v4")
+    # Eight groups see both segments of keys, which four segments of queries visit.
+    expected = 2 * (2 * 4 * 7 + 16 * 10 + 8 * 50 + 16 * 100 + 32 * 1000)
+    assert cost.cycles == {("attention kernel", "forward"): expected}
+    cost = hlo_cost.step_cost(kernel.replace("long_64_keys512", names[1]), "v4")
+    # A segment of keys meets three of queries, and two tiles see another segment.
+    expected = 2 * (2 * 3 * 7 + 16 * 10 + 8 * 50 + 8 * 100 + 2 * 60)
+    assert cost.cycles == {("attention kernel", "forward"): expected}
+
+
 def test_groups_read_fewer_blocks_if_documents_are_short():
     assert hlo_cost.read_blocks(8192, 256, 512, None) == 32 * 16
     counts = [hlo_cost.read_blocks(8192, 256, 512, tokens) for tokens in (100, 2000, 10**6)]

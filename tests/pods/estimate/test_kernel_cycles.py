@@ -76,6 +76,32 @@ def test_each_loop_has_its_own_cycles():
         kernel_cycles.long_attention_cycles(LOOPS, 1024, is_band=True)
 
 
+def test_rows_in_segments_have_loops_of_their_own(monkeypatch):
+    # Prepares tiles and states, adds keys, finishes groups, and backward the tiles.
+    loops = [(0, 4), (1, 6), (1, 5), (1, 7), (2, 9), (1, 11), (1, 2)]
+    monkeypatch.setattr(kernel_cycles, "count_loops", lambda _: loops)
+    cycles = kernel_cycles.long_attention_cycles("", 1024, is_band=False, is_segmented=True)
+    assert cycles == {
+        "program": 4,
+        "tile": 4,
+        "group": 7,
+        "block": 9,
+        "finish": 5 + 11,
+        "next": 0,
+    }
+    # With a window, adds keys of the same segment, then of another.
+    loops[4] = 1, 3
+    cycles = kernel_cycles.long_attention_cycles("", 1024, is_band=True, is_segmented=True)
+    assert cycles == {
+        "program": 4,
+        "tile": 4,
+        "group": 7,
+        "block": 0,
+        "finish": 5 + 11,
+        "next": 3,
+    }
+
+
 def test_entries_of_kernels_have_the_names_that_the_report_looks_up():
     entries = {kernel_cycles.entry(shape) for shape in kernel_cycles.shapes("v4")}
     assert {
@@ -83,6 +109,7 @@ def test_entries_of_kernels_have_the_names_that_the_report_looks_up():
         "512 128 bfloat16",  # ALBERT_XLARGE.
         "long_64_keys512 256 bfloat16 dropout",  # BERT in rows of 2,048 tokens.
         "long_64_rotary_band256 512 bfloat16",  # ModernBERT's windows.
+        "long_64_rotary_segments512x2048_keys512 512 bfloat16",  # In rows of 8,192 tokens.
         "linear 512 768 768 bfloat16 dropout",
         "gelu 256 4096 1024 bfloat16 dropout",
         "gelu_tanh 512 3072 768 bfloat16",  # ALBERT_BASE.
