@@ -54,7 +54,7 @@ from bert_jax.model.heads import HEADS, find_head, make_model
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
-from bert_jax.tasks import spans, tagging
+from bert_jax.tasks import pseudo_likelihood, spans, tagging
 from bert_jax.tasks.multiple_choice import Ranked, rank_candidates
 from bert_jax.tasks.pseudo_likelihood import Score, describe_score, masked_copies
 from bert_jax.tasks.spans import Answer
@@ -63,8 +63,8 @@ from bert_jax.tasks.task import TrainedHead
 from bert_jax.tasks.text_classification import Classification, Classified, classify_output
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-TEXTS_PER_BLOCK = 256
-"""Texts that `score` masks together, so that not all copies are in memory."""
+TOKENS_PER_BLOCK = 1 << 21
+"""Tokens of the masked copies that are in memory at a time."""
 
 
 def find_device(platform: str) -> jax.Device:
@@ -132,6 +132,19 @@ class Replaced(NamedTuple):
 
     tokens: list[str]
     probabilities: np.ndarray
+
+
+def blocks_of_tokens(features: Iterable[ModelInput], limit: int) -> Iterator[list[ModelInput]]:
+    """Yields the features in blocks of up to `limit` tokens, or of a single longer one."""
+    block, size = [], 0
+    for feature in features:
+        if block and size + len(feature) > limit:
+            yield block
+            block, size = [], 0
+        block.append(feature)
+        size += len(feature)
+    if block:
+        yield block
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -412,28 +425,33 @@ class PretrainedModel:
 
         Each token is masked alone and predicted from all others (Salazar et al., 2020), so that a
         text of n tokens is read n times. The pseudo-perplexity is not the perplexity of a model
-        that reads left to right, and only comparable between models with one vocabulary. Texts are
-        not truncated; one without tokens raises ValueError, as one that is too long.
+        that reads left to right, and only comparable between models with one vocabulary. Special
+        tokens in a text, such as "[MASK]", are scored as the text that they are; unknown words
+        count as [UNK], with a warning. Texts are not truncated; one without tokens raises
+        ValueError, as one that is too long.
 
         Args:
           mask_rest_of_word: whether the pieces that follow a token in its word are masked, too
-            (Kauf and Ivanova, 2023), so that words of several pieces are not too probable.
+            (Kauf and Ivanova, 2023), so that words of several pieces are not overestimated.
           batch_size: as for `encode`.
         """
         texts, chosen = as_list(texts)
         check_texts("texts", texts)
         self.check_fills_masks("score texts")
-        limit, scores = self.config.max_position_embeddings, []
-        for start in range(0, len(texts), TEXTS_PER_BLOCK):
-            block = texts[start : start + TEXTS_PER_BLOCK]
-            encoded = self.tokenizer.encode_batch(block)
-            copies = []
-            for text, ids in zip(block, encoded, strict=True):
-                copies += masked_copies(text, ids, self.tokenizer, limit, mask_rest_of_word)
-            values = iter(self.log_probabilities(copies, batch_size))
-            scores += [
-                describe_score(ids, [next(values) for _ in ids], self.tokenizer) for ids in encoded
-            ]
+        limit = self.config.max_position_embeddings
+        encoded = pseudo_likelihood.tokenize(texts, self.tokenizer, limit)
+        if unknown := pseudo_likelihood.count_unknown(encoded, self.tokenizer):
+            message = f"{unknown} of {len(texts)} texts have unknown words, scored as [UNK]"
+            warnings.warn(message, stacklevel=2)
+        copies = (
+            copy
+            for tokens in encoded
+            for copy in masked_copies(tokens, self.tokenizer, mask_rest_of_word)
+        )
+        values = iter(self.log_probabilities(copies, batch_size))
+        scores = [
+            describe_score(ids, [next(values) for _ in ids], self.tokenizer) for ids, _ in encoded
+        ]
         return scores[chosen]
 
     @overload
@@ -660,24 +678,27 @@ class PretrainedModel:
 
     def log_probabilities(
         self,
-        features: Sequence[ModelInput],
+        features: Iterable[ModelInput],
         batch_size: int = ROWS_PER_BATCH,
         mesh: Mesh | None = None,
     ) -> list[float]:
         """Returns the log probability of the token that each feature's label names, in nats.
 
-        Features are those of `pseudo_likelihood.masked_copies`; for the others see `head_outputs`.
+        Features are those of `pseudo_likelihood.masked_copies`, read some at a time; for the others
+        see `head_outputs`.
         """
         model = PretrainingModel(self.config, False, self.plan)
         compute = functools.partial(forward.head_outputs, model)
         if mesh is not None:
             compute = functools.partial(forward.spread_head_outputs, model, mesh)
         function = functools.partial(compute, self.params, method="log_probabilities")
-        labels = LabelLayout(per_position=True)
-        rows = self._compute_rows(function, features, batch_size, labels=labels)
-        results = [0.0] * len(features)
-        for index, (value,) in forward.split_rows(rows, [1] * len(features)):
-            results[index] = float(value)
+        labels, results = LabelLayout(per_position=True), []
+        for block in blocks_of_tokens(features, TOKENS_PER_BLOCK):
+            rows = self._compute_rows(function, block, batch_size, labels=labels)
+            values = [0.0] * len(block)
+            for index, (value,) in forward.split_rows(rows, [1] * len(block)):
+                values[index] = float(value)
+            results += values
         return results
 
     def _need_head(self, purpose: str, *predicts: str) -> TrainedHead:

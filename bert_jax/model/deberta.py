@@ -90,17 +90,17 @@ class DebertaConfig:
     max_position_embeddings: int = 512
     """The length up to which the model was trained."""
     position_scores: str = "c2p|p2c"
-    """Terms of distances in a score, one of `POSITION_SCORES`: content to position, position to
+    """Relative-position terms of a score, one of `POSITION_SCORES`: content to position, position to
     content, or none."""
     num_buckets: int = 256
     """Distances on each side that have a vector of their own; from half of it on, they share one
     with others, in a logarithmic scale. 0: all up to `max_distance` have their own."""
     max_distance: int | None = None
-    """Distances beyond are not told apart; None means `max_position_embeddings`."""
+    """Larger distances are clipped to this; None means `max_position_embeddings`."""
     shares_projections: bool = True
-    """Whether vectors of distances are projected as contents are, or by matrices of their own."""
+    """Whether relative embeddings are projected as content is, or by matrices of their own."""
     normalizes_distances: bool = True
-    """Whether LayerNorm precedes these projections."""
+    """Whether the relative embeddings pass through LayerNorm first."""
     has_positions: bool = False
     """Whether the embeddings have a table of positions, too."""
     type_vocab_size: int = 0
@@ -114,7 +114,7 @@ class DebertaConfig:
     """Of feed-forward layers and of the head for tokens, one of `ACTIVATIONS`."""
     pooler_activation: str = "gelu"
     dropout_rate: float = 0.1
-    """In training, the dropout of embeddings, of vectors of distances, of sublayers and, by
+    """In training, the dropout of embeddings, of relative embeddings, of sublayers and, by
     default, of attention."""
     attention_dropout_rate: float | None = None
     """In training, the dropout of attention probabilities; None means `dropout_rate`."""
@@ -205,12 +205,12 @@ class DebertaConfig:
 
     @property
     def largest_distance(self) -> int:
-        """Distances beyond are not told apart."""
+        """Larger distances are clipped to this."""
         return self.max_distance or self.max_position_embeddings
 
     @property
     def span(self) -> int:
-        """S, the number of vectors of distances for each direction."""
+        """S, the number of relative embeddings for each direction."""
         return self.num_buckets or self.largest_distance
 
     @property
@@ -287,7 +287,7 @@ class SharedInputs(NamedTuple):
 
     Attributes:
       mask: which positions see each other.
-      distances: float32 `[2S, H]`, the vectors of distances; None if scores have no such terms.
+      distances: float32 `[2S, H]`, the relative embeddings; None if scores have no such terms.
     """
 
     mask: AttentionMask
@@ -303,9 +303,9 @@ class DistanceScores:
     2019, appendix B). Rows have up to N positions.
 
     Attributes:
-      keys: `[heads, 2N, head_dim]`, to multiply queries with; n is of the distance N - n. None:
+      keys: `[heads, 2N, head_dim]`, to multiply queries with; row n holds distance N - n. None:
         there is no such term.
-      queries: the same, to multiply keys with; n is of the distance n - N. It is divided by the
+      queries: the same, to multiply keys with; row n holds distance n - N. It is divided by the
         root that the queries of `scores` are divided by already.
     """
 
@@ -334,7 +334,7 @@ def _products(x: jax.Array, table: jax.Array, start: jax.Array | int, size: int)
 
 
 class LayerInputs(nn.Module):
-    """Builds `SharedInputs` from a batch; the vectors of distances are parameters of its own."""
+    """Builds `SharedInputs` from a batch; the relative embeddings are parameters of its own."""
 
     config: DebertaConfig
 
@@ -475,7 +475,7 @@ class EncoderLayer(nn.Module):
         return query, key, DistanceScores(keys, values)
 
     def _project(self, project: nn.Module, distances: jax.Array) -> jax.Array:
-        """Returns `[heads, 2N, head_dim]` of the vectors of distances, `[2N, H]`."""
+        """Returns `[heads, 2N, head_dim]` of the relative embeddings, `[2N, H]`."""
         return split_heads(project(distances)[None], self.config.num_heads)[0]
 
 
@@ -538,7 +538,7 @@ def flops_per_row(
 
     Two per multiply-add; attention is over the whole row, and each term of distances over all
     2L of them. The last layer finishes `num_outputs` positions; `num_targets` tokens and
-    `num_pairs` pairs are predicted. The projections of the vectors of distances, once for a batch,
+    `num_pairs` pairs are predicted. The projections of the relative embeddings, once for a batch,
     gathers, LayerNorm and softmax are not counted.
     """
     hidden, inner = config.hidden_size, config.intermediate_size

@@ -5,8 +5,8 @@
 
 A token is an amino acid. What differs from `model/bert.py`: LayerNorm precedes each sublayer, and
 follows the last one; positions rotate queries and keys (ESM-2), or have a table (ESM-1b); there are
-no segments; and masks have no embedding of their own ("token dropout"). The head that predicts
-contacts from attention maps is not built. In shapes, B is the number of rows of a batch, L the
+no segments; and the embedding of the mask is zeroed ("token dropout"). The head that predicts
+contacts from attention maps is not implemented. In shapes, B is the number of rows of a batch, L the
 length of a row, H the hidden size, D the size of a head.
 """
 
@@ -55,7 +55,7 @@ SIZES = {
 }
 ESM_1B = {"positions": "learned", "normalizes_embeddings": True}
 SEEN_IN_TRAINING = 1 - 0.15 * 0.8
-"""Share of the tokens that are no masks in the training of all models: of 15 %, 80 % are."""
+"""Share of unmasked tokens in the training of all models: of 15 %, 80 % are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class EsmConfig:
     normalizes_embeddings: bool = False
     """Whether LayerNorm follows the embeddings."""
     token_dropout: bool = True
-    """Masks have no vector, and other tokens are scaled by how few masks are in their sequence."""
+    """Embeddings of masks are zeroed, and all are scaled by the share of masks in their sequence."""
     mask_id: int = 32
     """The token that `token_dropout` takes for a mask."""
     dropout_rate: float = 0.0
@@ -99,6 +99,8 @@ class EsmConfig:
     position_offset: ClassVar[int] = 2
     """Rows of a table of positions before that of the first token; padding has the id before it."""
     embedding_dropout_rate: ClassVar[float] = 0.0
+    activation: ClassVar[str] = "gelu"
+    """Of feed-forward layers, and of heads that follow them."""
     pooler_activation: ClassVar[str] = "tanh"
     has_pooler_input_dropout: ClassVar[bool] = True
     """A classifier has dropout before its pooler, too, and not only after it."""
@@ -191,10 +193,11 @@ class Embeddings(nn.Module):
 
 
 def share_of_others(is_mask: jax.Array, position_ids: jax.Array) -> jax.Array:
-    """Returns float32 `[B, L]`: which share of the tokens of each sequence are no masks.
+    """Returns float32 `[B, L]`: which share of the tokens of each sequence is not masked.
 
     `is_mask` is bool, `position_ids` int32 `[B, L]`, 0 where a sequence begins and on padding,
-    which so is a sequence at each position. At least one token counts as no mask.
+    so that each padding position counts as its own sequence. At least one token counts as
+    unmasked.
     """
     length = position_ids.shape[1]
     places = jnp.arange(length)

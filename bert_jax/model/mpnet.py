@@ -6,7 +6,7 @@
 What differs from `model/bert.py`: a number for each head and each bucket of distances is added to
 all attention scores, the same in all layers (as in T5; Raffel et al., 2020); there are no segments;
 and positions begin at 2. It is trained here as a masked LM, as BERT is: MPNet's own objective,
-which predicts the tokens of a permutation in two streams, is not built. In shapes, B is the number
+which predicts the tokens of a permutation in two streams, is not implemented. In shapes, B is the number
 of rows of a batch, L the length of a row, H the hidden size.
 """
 
@@ -68,7 +68,7 @@ class MpnetConfig:
     intermediate_size: int = 3072
     max_position_embeddings: int = 512
     activation: str = "gelu"
-    """Of feed-forward layers, one of `ACTIVATIONS`. The head for tokens has always GELU."""
+    """Of feed-forward layers, one of `ACTIVATIONS`. The head for tokens always uses GELU."""
     dropout_rate: float = 0.1
     """In training, the dropout of embeddings, sublayers and, by default, attention."""
     attention_dropout_rate: float | None = None

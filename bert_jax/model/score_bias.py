@@ -31,9 +31,9 @@ class ScoreBias(Protocol):
 def align_distances(x: jax.Array, num_keys: int) -> jax.Array:
     """Returns `[..., queries, keys]` from what each query has for each distance.
 
-    In `x`, `[..., queries, queries + keys]`, the first entry is for a key that is as many positions
-    before the first one as there are queries, and each further entry for the next key: entry (i, j)
-    of the result is entry (i, queries + j - i) of `x`. Needs no gather, nor does its gradient.
+    Entry (i, j) of the result is entry (i, queries + j - i) of `x`, `[..., queries, queries +
+    keys]`: entry (i, n) of `x` is for the key at distance n - queries. Needs no gather, nor does
+    its gradient.
     """
     num_queries, size = x.shape[-2:]
     # In a row-major array, rows that are one entry shorter begin one entry earlier, each time.

@@ -236,10 +236,21 @@ def has_own_tables(params: dict) -> bool:
 
 
 def trainable_params(params: dict) -> dict:
-    """Returns the parameters of a run from those of `usable_params`, up to rounding."""
+    """Returns the parameters of a run from those of `usable_params`, up to rounding.
+
+    Raises ValueError if the tables of both models have different shapes.
+    """
     embeddings = params["encoder"]["embeddings"]
     of_generator = params["generator"]["encoder"]["embeddings"]
     shared = {name: of_generator[name] for name in DISENTANGLED if name in of_generator}
+    for name, table in shared.items():
+        ours, theirs = (module["embedding"].shape for module in (embeddings[name], table))
+        if ours != theirs:
+            raise ValueError(
+                f"config.generator.disentangles_embeddings=True: {name} is {ours} in the "
+                f"discriminator and {theirs} in the generator, expected equal shapes: start from "
+                "models whose embeddings are equally wide"
+            )
     difference = {
         name: jax.tree.map(lambda ours, theirs: ours - theirs, embeddings[name], table)
         for name, table in shared.items()

@@ -7,8 +7,9 @@ seen by the others: optionally, those that follow in its word are masked, too (K
 """
 
 import collections
+import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -36,32 +37,53 @@ class Score(NamedTuple):
     perplexity: float
 
 
-def masked_copies(
-    text: str, ids: Sequence[int], tokenizer: Tokenizer, max_length: int, mask_rest_of_word: bool
-) -> list[ModelInput]:
-    """Returns a feature for each token of a text of these ids, in which it is masked.
+class Tokens(NamedTuple):
+    """The token ids of a text, and int32 `[tokens]`, the number of each token's word."""
 
-    Its label, int32 `[length]`, is the token at that position, and NO_LABEL elsewhere. Raises
-    ValueError for a text without tokens, or of more than `max_length` with [CLS] and [SEP].
+    ids: list[int]
+    words: np.ndarray
+
+
+def tokenize(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Tokens]:
+    """Returns the tokens of each text, without [CLS] and [SEP].
+
+    Raises ValueError for a text without tokens, or of more than `max_length` with [CLS] and [SEP].
     """
-    if not ids:
-        raise ValueError(f"the text {text!r:.60} has no tokens, so it has no score: remove it")
-    sequence, second_start = make_sequence(tokenizer, ids)
-    if len(sequence) > max_length:
-        size = f"{len(sequence)} tokens, expected at most {max_length}"
-        raise ValueError(f"text has {size}: shorten {text!r:.60}")
+    limit = max_length - tokenizer.layout.num_special_tokens(1)
+    encoded = [Tokens(*each) for each in tokenizer.encode_with_words(texts)]
+    for text, (ids, _) in zip(texts, encoded, strict=True):
+        if not ids:
+            raise ValueError(f"the text {text!r:.60} has no tokens, so it has no score: remove it")
+        if len(ids) > limit:
+            size = f"{len(ids) + max_length - limit} tokens, expected at most {max_length}"
+            raise ValueError(f"text has {size}: shorten {text!r:.60}")
+    return encoded
+
+
+def masked_copies(
+    tokens: Tokens, tokenizer: Tokenizer, mask_rest_of_word: bool
+) -> Iterator[ModelInput]:
+    """Yields a feature for each token of a text, in which it is masked.
+
+    Its label, int32 `[length]`, is the token at that position, and NO_LABEL elsewhere.
+    """
+    sequence, second_start = make_sequence(tokenizer, tokens.ids)
     first = tokenizer.layout.num_around
-    begins_word = tokenizer.word_start[ids]
-    copies = []
-    for index, token in enumerate(ids):
+    for index, token in enumerate(tokens.ids):
         end = index + 1
-        while mask_rest_of_word and end < len(ids) and not begins_word[end]:
+        while (
+            mask_rest_of_word and end < len(tokens.ids) and tokens.words[end] == tokens.words[index]
+        ):
             end += 1
         masked, label = sequence.copy(), np.full(len(sequence), NO_LABEL, np.int32)
         masked[first + index : first + end] = tokenizer.mask_id
         label[first + index] = token
-        copies.append(ModelInput((masked,), (second_start,), label))
-    return copies
+        yield ModelInput((masked,), (second_start,), label)
+
+
+def count_unknown(encoded: Iterable[Tokens], tokenizer: Tokenizer) -> int:
+    """Returns how many texts have an unknown word, which is scored as [UNK], whatever it is."""
+    return sum(tokenizer.unk_id in tokens.ids for tokens in encoded)
 
 
 def describe_score(
@@ -118,22 +140,19 @@ class PairScorer:
                     raise ValueError(f"{record.location}: {each} is empty, so it has no score")
             yield record._replace(id=record.columns[column] if column else str(number))
 
-    def features(self, examples: Sequence[tables.Record]) -> list[ModelInput]:
-        rest, copies = self._options["mask_rest_of_word"], []
-        for record, encoded in zip(examples, self._encode(examples), strict=True):
-            for column, ids in zip(self._columns, encoded, strict=True):
-                text = record.columns[column]
-                try:
-                    copies += masked_copies(text, ids, self._tokenizer, self._max_length, rest)
-                except ValueError as error:
-                    raise ValueError(f"{record.location}: {error}") from None
-        return copies
+    def features(self, examples: Sequence[tables.Record]) -> Iterator[ModelInput]:
+        encoded = self._tokenize(examples)
+        self.notes["texts with unknown words, which are scored as [UNK]"] += count_unknown(
+            itertools.chain(*encoded), self._tokenizer
+        )
+        for tokens in itertools.chain(*encoded):
+            yield from masked_copies(tokens, self._tokenizer, self._options["mask_rest_of_word"])
 
     def describe(self, examples: Sequence[tables.Record], outputs: Outputs) -> list[dict]:
         values, lines = iter(np.ravel(outputs)), []
-        for record, encoded in zip(examples, self._encode(examples), strict=True):
+        for record, pair in zip(examples, self._tokenize(examples), strict=True):
             good, bad = (
-                describe_score(ids, [next(values) for _ in ids], self._tokenizer) for ids in encoded
+                describe_score(ids, [next(values) for _ in ids], self._tokenizer) for ids, _ in pair
             )
             is_correct = good.log_likelihood > bad.log_likelihood
             self._num_pairs += 1
@@ -154,10 +173,13 @@ class PairScorer:
             return {}
         return {"accuracy": self._num_correct / self._num_pairs, "examples": self._num_pairs}
 
-    def _encode(self, examples: Sequence[tables.Record]) -> list[list[list[int]]]:
-        """Returns the token ids of both texts of each pair."""
-        firsts, seconds = (
-            self._tokenizer.encode_batch([record.columns[column] for record in examples])
-            for column in self._columns
-        )
-        return [list(pair) for pair in zip(firsts, seconds, strict=True)]
+    def _tokenize(self, examples: Sequence[tables.Record]) -> list[list[Tokens]]:
+        """Returns the tokens of both texts of each pair."""
+        encoded = []
+        for record in examples:
+            texts = [record.columns[column] for column in self._columns]
+            try:
+                encoded.append(tokenize(texts, self._tokenizer, self._max_length))
+            except ValueError as error:
+                raise ValueError(f"{record.location}: {error}") from None
+        return encoded

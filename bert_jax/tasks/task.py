@@ -135,7 +135,7 @@ class Predictor(Protocol):
     def read(self, path: str | pathlib.Path) -> Iterator[Any]:
         """Yields the examples of a file one by one. Raises ValueError or OSError."""
 
-    def features(self, examples: Sequence[Any]) -> list[ModelInput]:
+    def features(self, examples: Sequence[Any]) -> Iterable[ModelInput]:
         """Returns the features of a block of examples."""
 
     def describe(self, examples: Sequence[Any], outputs: Outputs) -> Sequence[Any]:

@@ -19,7 +19,7 @@ def esm_spec(ids: dict[str, int], special_tokens: SpecialTokens = ESM_TOKENS) ->
     Its model is a WordPiece, which reads a piece as itself, and anything else as unknown.
     """
     pieces = sorted({*ids}.difference(special_tokens), key=len, reverse=True)
-    # Special tokens in a text are text: they are cut after a character, so that they are no pieces.
+    # Special tokens in a text are text: they are split, so that they do not match as pieces.
     special = (name for name in special_tokens if name)
     cuts = (f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in special)
     pattern = "|".join([*map(re.escape, pieces), *cuts])

@@ -135,6 +135,20 @@ class Tokenizer:
             encoded.append((ids, np.array(offsets, np.int32).reshape(-1, 2)))
         return encoded
 
+    def encode_with_words(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        """Returns the ids of each text, and int32 [tokens], the number of each token's word.
+
+        A word is what the tokenizer splits into pieces: in most, a punctuation mark is a word of
+        its own; in a unigram model, all between two spaces is one. Raises TypeError for a single
+        string.
+        """
+        _check_list("encode_with_words", texts)
+        return list(self._encode_words(list(texts)))
+
+    def _encode_words(self, texts: list[str]) -> Iterable[tuple[list[int], np.ndarray]]:
+        for ids in self._encode_ids(texts):
+            yield ids, np.cumsum(self.word_start[ids], dtype=np.int32)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`, without what tokenization dropped."""
         raise NotImplementedError
@@ -203,6 +217,10 @@ class LibraryTokenizer(Tokenizer):
     def _encode_raw(self, texts: list[str]) -> Iterable[tuple[list[int], list]]:
         for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False):
             yield encoding.ids, encoding.offsets
+
+    def _encode_words(self, texts: list[str]) -> Iterable[tuple[list[int], np.ndarray]]:
+        for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False):
+            yield encoding.ids, np.array(encoding.word_ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -244,7 +244,8 @@ def check_special_tokens(tokenizer: Tokenizer, model_config) -> None:
     if mask_id != tokenizer.mask_id:
         raise ValueError(
             f"model.mask_id is {mask_id}, but in the vocabulary of the corpus the mask has the id "
-            f"{tokenizer.mask_id}: set --config.model.mask_id={tokenizer.mask_id}"
+            f"{tokenizer.mask_id}: use the model's vocabulary, or state config.model.mask_id="
+            f"{tokenizer.mask_id} in a configuration of your own"
         )
 
 

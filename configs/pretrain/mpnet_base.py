@@ -7,7 +7,7 @@ words, relative positions. The batch of 2,048 rows is that of RoBERTa's instruct
 steps: theirs state 256 rows per device. The released model had 500,000 steps.
 
 The difference: a masked LM, the objective "mlm" of that code. MPNet's own objective, which predicts
-a permutation of the tokens in two streams, is not built here.
+a permutation of the tokens in two streams, is not implemented here.
 
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: none is published for this objective with relative positions. Not run.

@@ -9,10 +9,13 @@ from scipy.special import log_softmax
 
 import bert_jax
 from bert_jax.checkpoints.parameters import model_settings
+from bert_jax.inference import pretrained_model
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.predict import predict
+from bert_jax.tasks.pseudo_likelihood import masked_copies, tokenize
 from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import train_bpe
 from tests.helpers.models import batch_of_row, example_batch, small_model_config
 
 TEXTS = ("the river", "zyx the riversing of villages", "a", "stone " * 20)
@@ -68,6 +71,31 @@ def test_a_single_text_has_one_score(model):
     single, (in_list,) = model.score("the river"), model.score(["the river"])
     assert single.log_likelihood == in_list.log_likelihood
     assert model.score([]) == []
+
+
+def test_texts_with_unknown_words_are_counted(model):
+    with pytest.warns(UserWarning, match="1 of 2 texts have unknown words, scored as \\[UNK\\]"):
+        _, unknown = model.score(["the river", "zyx"])
+    assert unknown.tokens == ["[UNK]"]
+
+
+def test_long_texts_are_masked_a_few_copies_at_a_time(model, monkeypatch):
+    expected = model.score(TEXTS)
+    monkeypatch.setattr(pretrained_model, "TOKENS_PER_BLOCK", 50)
+    for found, score in zip(model.score(TEXTS), expected, strict=True):
+        np.testing.assert_allclose(found.log_probabilities, score.log_probabilities, atol=1e-5)
+
+
+def test_punctuation_is_a_word_of_its_own_in_byte_level_bpe(tmp_path):
+    tokenizer = train_bpe(tmp_path, "the river. the river, and the river " * 20)
+    (tokens,) = tokenize(["the rivers."], tokenizer, max_length=16)
+    pieces = [tokenizer.id_to_token(token) for token in tokens.ids]
+    assert pieces == ["the", "Ġriver", "s", "."] and tokens.words.tolist() == [0, 1, 1, 2]
+    masked = [
+        np.flatnonzero(copy.sequences[0] == tokenizer.mask_id).tolist()
+        for copy in masked_copies(tokens, tokenizer, mask_rest_of_word=True)
+    ]
+    assert masked == [[1], [2, 3], [3], [4]]
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ INTRODUCTION = f"""# The encoders that people use
 hand on 2026-11-28. "Equal": a random model of transformers with the same `config.json` (its
 vocabulary and positions as published, its layers fewer and narrower) has the same hidden states
 here, within 1e-5 in float32. The weights themselves were not downloaded, and what `config.json`
-says was recorded by hand, in `tests/parity/encoders.json`. A model that is read can be fine-tuned,
-trained further, searched with and exported; [families](families.md) says how each differs from
-BERT.
+says about arithmetic was recorded from memory, in `tests/parity/encoders.json`: no file was read.
+Tokenizers are not part of the comparison: that of BERTweet is refused, and those of Japanese BERTs.
+[Families](families.md) says how each model differs from BERT, and what can be done with it.
 
 This page is written by `PYTHONPATH=. .venv-parity/bin/python tests/parity/encoders.py`.
 

@@ -28,7 +28,10 @@ SIZES = {
 def texts():
     rng = random.Random(0)
     words = ("the", "river", "unbelievable", "kings", "stone", "crossed", "of", "Straße", "king")
-    return [" ".join(rng.choices(words, k=rng.randint(1, 12))) for _ in range(20)]
+    ends = ("", ".", "!?", ", 1994", '"')
+    return [
+        " ".join(rng.choices(words, k=rng.randint(1, 12))) + rng.choice(ends) for _ in range(20)
+    ]
 
 
 def save_bert(directory, texts):
