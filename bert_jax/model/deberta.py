@@ -90,7 +90,7 @@ class DebertaConfig:
     max_position_embeddings: int = 512
     """The length up to which the model was trained."""
     position_scores: str = "c2p|p2c"
-    """Relative-position terms of a score, one of `POSITION_SCORES`: content to position, position to
+    """Relative-position terms of scores, one of `POSITION_SCORES`: content to position, position to
     content, or none."""
     num_buckets: int = 256
     """Distances on each side that have a vector of their own; from half of it on, they share one

@@ -6,8 +6,8 @@
 A token is an amino acid. What differs from `model/bert.py`: LayerNorm precedes each sublayer, and
 follows the last one; positions rotate queries and keys (ESM-2), or have a table (ESM-1b); there are
 no segments; and the embedding of the mask is zeroed ("token dropout"). The head that predicts
-contacts from attention maps is not implemented. In shapes, B is the number of rows of a batch, L the
-length of a row, H the hidden size, D the size of a head.
+contacts from attention maps is not implemented. In shapes, B is the number of rows of a batch, L
+the length of a row, H the hidden size, D the size of a head.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ class EsmConfig:
     normalizes_embeddings: bool = False
     """Whether LayerNorm follows the embeddings."""
     token_dropout: bool = True
-    """Embeddings of masks are zeroed, and all are scaled by the share of masks in their sequence."""
+    """Embeddings of masks are zeroed, and others scaled by the share of masks in their sequence."""
     mask_id: int = 32
     """The token that `token_dropout` takes for a mask."""
     dropout_rate: float = 0.0

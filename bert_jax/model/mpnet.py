@@ -6,8 +6,8 @@
 What differs from `model/bert.py`: a number for each head and each bucket of distances is added to
 all attention scores, the same in all layers (as in T5; Raffel et al., 2020); there are no segments;
 and positions begin at 2. It is trained here as a masked LM, as BERT is: MPNet's own objective,
-which predicts the tokens of a permutation in two streams, is not implemented. In shapes, B is the number
-of rows of a batch, L the length of a row, H the hidden size.
+which predicts the tokens of a permutation in two streams, is not implemented. In shapes, B is the
+number of rows of a batch, L the length of a row, H the hidden size.
 """
 
 import dataclasses

@@ -4,7 +4,8 @@
         hidden states + absolute positions -> the last layer, twice -> head for tokens
 
 In both applications of the last layer, queries are the result so far, and keys and values those
-hidden states: the encoder knows only distances, and here the model may use the absolute position of a token.
+hidden states: the encoder knows only distances, and here the model may use the absolute position of
+a token.
 The decoder is used in pre-training only. An encoder that is trained so has the same layers as any.
 """
 

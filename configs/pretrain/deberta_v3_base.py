@@ -1,10 +1,11 @@
 """DeBERTa-v3, base: 12 layers, hidden 768, 12 heads; 184 M parameters, and a generator of 6 layers.
 
 Source: the released code (`rtd.sh`, `rtd_base.json`) for what He et al. (2021) describe; the runs
-of the paper had larger batches than this. Replaced tokens, with a generator of half the layers and the same width, and embeddings
-whose gradients are disentangled; one million steps of 256 rows of 512 tokens, learning rate 1e-4,
-warm-up of 10,000 steps; 15 % of the tokens are masked, always by [MASK]; a vocabulary of 128,100
-pieces. The weight of the discriminator's loss is 50 in the paper, and 10 in the code, as here.
+of the paper may have had other batches. Replaced tokens, with a generator of half the layers and
+the same width, and embeddings whose gradients are disentangled; one million steps of 256 rows of
+512 tokens, learning rate 1e-4, warm-up of 10,000 steps; 15 % of the tokens are masked, always by
+[MASK]; a vocabulary of 128,100 pieces. The weight of the discriminator's loss is 50 in the paper,
+and 10 in the code, as here.
 
 Differences: the discriminator's head is ELECTRA's (the released one also reads the hidden state of
 [CLS]); and the generator predicts with a plain head, without the enhanced mask decoder, which is

@@ -22,6 +22,7 @@ from bert_jax.objectives.replaced_tokens import (
     ReplacedTokenModel,
     ReplacedTokens,
     generator_params,
+    trainable_params,
 )
 from bert_jax.training.metrics import perplexity
 from tests.helpers.corpora import build_small_corpus, write_vocabulary
@@ -167,6 +168,22 @@ def test_both_networks_of_a_disentangled_run_have_the_tables_that_they_read():
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective_on_modernbert(holds, tmp_path):
     holds(MODERNBERT, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+@pytest.mark.parametrize("on_architecture", [suites.on_mpnet, suites.on_esm])
+def test_objective_on_others(on_architecture, holds, tmp_path):
+    holds(dataclasses.replace(MODERNBERT, config=on_architecture(CASE).config), tmp_path)
+
+
+def test_disentangling_tables_of_different_widths_is_an_error():
+    def tables(width):
+        return {"embeddings": {"token_embedding": {"embedding": np.zeros((8, width))}}}
+
+    params = {"encoder": tables(4), "generator": {"encoder": tables(2)}}
+    with pytest.raises(ValueError, match=r"token_embedding is \(8, 4\) in the discriminator and"):
+        trainable_params(params)
 
 
 def test_a_million_samples_follow_the_generator():
