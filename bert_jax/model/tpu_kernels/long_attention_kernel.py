@@ -61,12 +61,13 @@ LOWEST = -1e30  # The score of a key that a query does not see.
 class Segments(NamedTuple):
     """The positions that a program has at a time of rows that do not fit, multiples of LANES."""
 
+    forward_queries: int  # A multiple of those of the gradient, which needs more memory.
     queries: int
     keys: int
     band: int  # Of queries and of keys, with a narrow window.
 
 
-SEGMENTS = {"bfloat16": Segments(512, 2048, 2048), "float32": Segments(512, 1024, 512)}
+SEGMENTS = {"bfloat16": Segments(1024, 512, 2048, 2048), "float32": Segments(512, 512, 1024, 512)}
 
 
 def choose_segments(
@@ -78,9 +79,10 @@ def choose_segments(
     """
     if length <= WHOLE_LENGTHS.get((device_kind, dtype), MAX_LENGTH):
         return None
-    queries, keys, band = SEGMENTS[dtype]
-    # Random bits take memory, too.
-    return Segments(queries, keys // 2, band // 2) if has_dropout else SEGMENTS[dtype]
+    if not has_dropout:
+        return SEGMENTS[dtype]
+    _, queries, keys, band = SEGMENTS[dtype]
+    return Segments(queries, queries, keys // 2, band // 2)  # Random bits take memory, too.
 
 
 def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
@@ -109,6 +111,13 @@ class Options(NamedTuple):
     is_band: bool  # Whether queries see only the keys around them.
     interpret: bool
     segments: tuple[int, int] | None = None  # Positions of queries and of keys; None: whole rows.
+    forward_queries: int = 0  # Those of a segment of queries in the forward kernel.
+
+    def of_forward(self) -> "Options":
+        """Returns the options of the forward kernel."""
+        if not self.segments:
+            return self
+        return self._replace(segments=(self.forward_queries, self.segments[1]))
 
 
 class _Inputs(NamedTuple):
@@ -357,22 +366,26 @@ def make_options(
         # With four, more than the first tile of a segment would see keys of another.
         if tiles <= min(2 if segments else MAX_BAND, size // LANES):
             sizes = (size, size) if segments else None
-            return Options(head_dim, group, LANES, tiles * LANES, True, True, interpret, sizes)
-    sizes = None
+            keys = tiles * LANES
+            return Options(head_dim, group, LANES, keys, True, True, interpret, sizes, size)
+    sizes, forward_queries = None, 0
     if segments:
         sizes = tuple(_largest_divisor(length, n) for n in (segments.queries, segments.keys))
+        forward_queries = _largest_divisor(length, segments.forward_queries, sizes[0])
     num_queries, num_keys = sizes or (length, length)
     # What does not fit into registers of two tiles is too much in long rows on v4.
     group = _largest_divisor(num_queries, 2 * QUERIES if num_queries <= 1024 else QUERIES)
     # Pairs of heads share the hash of dropout.
     queries = LANES if has_dropout else _largest_divisor(group, QUERIES)
     keys = _largest_divisor(num_keys, KEYS)
-    return Options(head_dim, group, queries, keys, has_dropout, False, interpret, sizes)
+    return Options(
+        head_dim, group, queries, keys, has_dropout, False, interpret, sizes, forward_queries
+    )
 
 
-def _largest_divisor(size: int, limit: int) -> int:
-    """Returns the largest multiple of LANES up to `limit` that divides `size`."""
-    return next(n for n in range(limit, 0, -LANES) if size % n == 0)
+def _largest_divisor(size: int, limit: int, multiple: int = LANES) -> int:
+    """Returns the largest multiple of a number up to `limit` that divides `size`."""
+    return next(n for n in range(limit - limit % multiple, 0, -multiple) if size % n == 0)
 
 
 def _visible(mask: AttentionMask, segments: Segments | None) -> tuple[jax.Array, _Spans]:
@@ -415,6 +428,7 @@ def _attention(options, saved, layer, prepared, dropout, projections, bias):
 
 
 def _attention_forward(options, saved, layer, prepared, dropout, projections, bias):
+    options = options.of_forward()
     saved_projections, saved_context = saved
     saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
     arrays = _Arrays.from_shapes(options, saved_projections, saved_context, is_written=True)

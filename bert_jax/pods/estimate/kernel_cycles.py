@@ -317,7 +317,7 @@ def measure(chip: str, shape: Shape) -> dict[str, int | dict[str, int]]:
     def count(schedule, kernel):
         if shape.is_long:
             is_band = shape.window is not None
-            _, length = _long_options(shape).segments or shape.sizes[::-1]
+            _, length = _long_options(shape, kernel).segments or shape.sizes[::-1]
             return long_attention_cycles(schedule, length, is_band, shape.is_segmented)
         return count_cycles(schedule, runs[kernel])
 
@@ -343,15 +343,19 @@ def schedules(arguments: list[str]) -> dict[str, str]:
         }
 
 
-def _long_options(shape: Shape) -> long_attention_kernel.Options:
+def _long_options(shape: Shape, kernel: str) -> long_attention_kernel.Options:
     length, head_dim = shape.sizes
-    return long_attention_kernel.make_options(
+    options = long_attention_kernel.make_options(
         length, shape.window, head_dim, shape.has_dropout, segments(shape)
     )
+    return options.of_forward() if kernel == "forward" else options
 
 
-def entry(shape: Shape) -> str:
-    """Returns the name of an entry of the table, as `hlo_cost` looks it up."""
+def entry(shape: Shape, kernel: str = "backward") -> str:
+    """Returns the name of an entry of the table, as `hlo_cost` looks it up.
+
+    Only of rows in segments does it depend on the `kernel`, "forward" or "backward".
+    """
     name = "{} {}".format(*shape.sizes)
     if shape.is_sublayer:
         block, _ = sublayer_kernel.block_sizes(*shape.sizes, shape.dtype)
@@ -362,7 +366,7 @@ def entry(shape: Shape) -> str:
         _, inner, hidden = shape.sizes
         name = f"gated_{shape.activation} {block} {inner} {hidden}"
     elif shape.is_long:
-        options = _long_options(shape)
+        options = _long_options(shape, kernel)
         name = f"{long_attention_kernel.variant(options, shape.rotates)} {options.group}"
     return f"{name} {shape.dtype}{' dropout' * shape.has_dropout}"
 
@@ -371,6 +375,7 @@ def measure_chip(chip: str) -> dict[str, dict]:
     """Returns the cycles of all kernels for a chip, by name of entry; prints each."""
     cycles = {}
     for shape in shapes(chip):
-        cycles[entry(shape)] = measure(chip, shape)
+        for kernel, measured in measure(chip, shape).items():
+            cycles.setdefault(entry(shape, kernel), {})[kernel] = measured
         print(chip, entry(shape), cycles[entry(shape)], flush=True)
     return cycles

@@ -203,7 +203,7 @@ def test_kernel_equals_attention_in_float64(lengths, options):
     ids=str,
 )
 def test_rows_in_segments_equal_attention_in_float64(lengths, options):
-    check(packed_ids(*lengths), segments=Segments(queries=128, keys=256, band=256), **options)
+    check(packed_ids(*lengths), segments=Segments(256, 128, keys=256, band=256), **options)
 
 
 @pytest.mark.slow

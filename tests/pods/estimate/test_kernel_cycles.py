@@ -103,13 +103,18 @@ def test_rows_in_segments_have_loops_of_their_own(monkeypatch):
 
 
 def test_entries_of_kernels_have_the_names_that_the_report_looks_up():
-    entries = {kernel_cycles.entry(shape) for shape in kernel_cycles.shapes("v4")}
+    entries = {
+        kernel_cycles.entry(shape, kernel)
+        for shape in kernel_cycles.shapes("v4")
+        for kernel in ("forward", "backward")
+    }
     assert {
         "512 64 bfloat16 dropout",
         "512 128 bfloat16",  # ALBERT_XLARGE.
         "long_64_keys512 256 bfloat16 dropout",  # BERT in rows of 2,048 tokens.
         "long_64_rotary_band256 512 bfloat16",  # ModernBERT's windows.
-        "long_64_rotary_segments512x2048_keys512 512 bfloat16",  # In rows of 8,192 tokens.
+        "long_64_rotary_segments1024x2048_keys512 512 bfloat16",  # In rows of 8,192 tokens.
+        "long_64_rotary_segments512x2048_keys512 512 bfloat16",  # Its gradient.
         "linear 512 768 768 bfloat16 dropout",
         "gelu 256 4096 1024 bfloat16 dropout",
         "gelu_tanh 512 3072 768 bfloat16",  # ALBERT_BASE.
