@@ -509,6 +509,9 @@ def test_the_table_has_the_kernels_of_every_chip():
     table = json.loads(hlo_cost.KERNEL_TABLE.read_text())
     assert table.keys() == CHIPS.keys()
     for chip, entries in table.items():
-        expected = {kernel_cycles.entry(shape) for shape in kernel_cycles.shapes(chip)}
-        assert entries.keys() == expected
-        assert all(set(entry) == {"forward", "backward"} for entry in entries.values())
+        expected = {
+            (kernel_cycles.entry(shape, kernel), kernel)
+            for shape in kernel_cycles.shapes(chip)
+            for kernel in ("forward", "backward")
+        }
+        assert {(name, kernel) for name, entry in entries.items() for kernel in entry} == expected
