@@ -10,7 +10,13 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import Dropout, LayerDropout, as_dropout, hidden_dropout, layer_dropout
 from bert_jax.model.execution import ExecutionPlan
-from bert_jax.model.layer_stack import init_layers, layer_outputs, layer_params, run_layers
+from bert_jax.model.layer_stack import (
+    init_layers,
+    layer_outputs,
+    layer_params,
+    run_layers,
+    run_to_last_layer,
+)
 from bert_jax.model.layers import gather_positions
 from bert_jax.sharding.collectives import gather_data
 
@@ -71,6 +77,18 @@ class Encoder(nn.Module):
         params = self.get_variable("params", "layers")
         outputs = layer_outputs(self.config, self.plan, params, x, inputs, dropouts)
         return jnp.concatenate([x[None], outputs[:-1], self.last(outputs[-1])[None]])
+
+    def to_last_layer(
+        self, batch: dict[str, jax.Array], dropout: Dropout | None = None
+    ) -> tuple[jax.Array, object, dict]:
+        """Returns the input of the last layer, `[B, L, H]`, and its parameters, which are gathered.
+
+        Between them stands what the layer reads beside that input.
+        """
+        x, inputs, dropouts = self._embed(batch, dropout)
+        params = self.get_variable("params", "layers")
+        x, own = run_to_last_layer(self.config, self.plan, params, x, inputs, dropouts)
+        return x, inputs, gather_data(own.params, x.dtype)
 
     def attention_scores(
         self, batch: dict[str, jax.Array], states: jax.Array

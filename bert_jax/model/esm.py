@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model import bert
+from bert_jax.model import bert, mpnet
 from bert_jax.model.attention import attention, scaled_scores
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import (
@@ -335,24 +335,9 @@ class Last(nn.Module):
         return LayerNorm(self.config.layer_norm_epsilon, name="layer_norm")(x)
 
 
-class MaskedLmHead(nn.Module):
-    """Predicts tokens from the hidden states at their positions, as BERT's head does."""
-
-    config: EsmConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, token_embedding: TokenEmbedding) -> jax.Array:
-        """Returns float32 logits `[B, K, V]` for hidden states `[B, K, H]`."""
-        config = self.config
-        x = Dense(config.hidden_size, config.initializer_range, name="transform")(x)
-        x = LayerNorm(config.layer_norm_epsilon, name="layer_norm")(activate("gelu", x))
-        shape = (config.padded_vocab_size,)
-        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
-        return token_embedding.logits(x, bias)
-
-
 # What follows is the same for each architecture's file; see model/architecture.py.
-Config, LmHead = EsmConfig, MaskedLmHead
+Config = EsmConfig
+LmHead = mpnet.MaskedLmHead  # The dense layer, GELU and LayerNorm of RoBERTa.
 Pooler, PairHead = bert.Pooler, bert.PairHead
 
 # Which axes of the mesh shard a parameter: the first regular expression that is found in its path
@@ -369,20 +354,4 @@ RULES = (
     (r"(bias|scale|nsp/dense/kernel)$", P()),
 )
 
-
-def flops_per_row(
-    config: EsmConfig, length: int, num_outputs: int, num_targets: int, num_pairs: int
-) -> float:
-    """Returns the FLOPs of the matrix products of a forward pass for one row of `length`.
-
-    Two per multiply-add; attention is over the whole row, however it is packed. The last layer
-    finishes `num_outputs` positions; `num_targets` tokens and `num_pairs` pairs are predicted.
-    Gathers, rotations, LayerNorm and softmax are not counted.
-    """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attend = config.num_layers * (length * 3 * hidden**2 + 2 * length**2 * hidden)
-    positions = (config.num_layers - 1) * length + num_outputs
-    finish = hidden**2 + 2 * hidden * inner  # For one position.
-    lm_head = hidden**2 + hidden * config.padded_vocab_size
-    pair_head = hidden**2 + 2 * hidden
-    return 2.0 * (attend + positions * finish + num_targets * lm_head + num_pairs * pair_head)
+flops_per_row = mpnet.flops_per_row  # As in BERT, no layer has more products.

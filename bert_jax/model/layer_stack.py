@@ -130,18 +130,31 @@ def run_layers(
     if plan.path(config, jax.tree.leaves(x)[0].shape[1]) == "fast":
         return run_fast_path(plan, config, params, x, inputs, dropout, positions)
     layers = architecture_of(config).encoder_layers(config)
-    if positions is None:
-        groups, last = group_layers(layers, plan.scans_layers), []
-    else:
-        groups, last = group_layers(layers[:-1], plan.scans_layers), [LayerGroup(layers[-1:])]
-    stacks = _split(config, params, dropout, [*groups, *last])
-    for group, stack in zip(groups, stacks, strict=False):
-        x, _ = _run_group(plan, group, stack, x, inputs, keeps_outputs=False)
     if positions is not None:
-        (own,) = _unstack(stacks[-1], 1)
+        x, own = run_to_last_layer(config, plan, params, x, inputs, dropout)
         finish = _layer_function(plan, layers[-1], inputs, in_loop=False, positions=positions)
-        x = finish(x, own)
+        return finish(x, own)
+    groups = group_layers(layers, plan.scans_layers)
+    stacks = _split(config, params, dropout, groups)
+    for group, stack in zip(groups, stacks, strict=True):
+        x, _ = _run_group(plan, group, stack, x, inputs, keeps_outputs=False)
     return x
+
+
+def run_to_last_layer(
+    config, plan: ExecutionPlan, params: dict, x, inputs, dropout: LayerDropout
+) -> tuple:
+    """Returns the input of the last layer, and its `LayerVariables`.
+
+    Takes what `run_layers` takes; the layers run as they are defined.
+    """
+    layers = architecture_of(config).encoder_layers(config)
+    groups = group_layers(layers[:-1], plan.scans_layers)
+    *stacks, last = _split(config, params, dropout, [*groups, LayerGroup(layers[-1:])])
+    for group, stack in zip(groups, stacks, strict=True):
+        x, _ = _run_group(plan, group, stack, x, inputs, keeps_outputs=False)
+    (own,) = _unstack(last, 1)
+    return x, own
 
 
 def layer_outputs(

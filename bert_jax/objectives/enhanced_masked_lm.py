@@ -21,11 +21,9 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout, as_dropout, finishing_dropout, layer_dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
-from bert_jax.model.layer_stack import layer_params
 from bert_jax.model.layers import Embedding, TokenEmbedding, gather_positions
 from bert_jax.objectives import Batch, Sums
 from bert_jax.objectives.masked_lm import MaskedLm, flops_per_row, target_counts, target_sums
-from bert_jax.sharding.collectives import gather_data
 
 NUM_APPLICATIONS = 2  # Of the last layer.
 
@@ -75,11 +73,8 @@ class EnhancedMaskModel(nn.Module):
         """
         config, (num_rows, length) = self.config, batch["tokens"].shape
         dropout = as_dropout(self, dropout, num_rows)
-        x = self.encoder.all_hidden_states(batch, dropout)[-2]
-        inputs = self.encoder.layer_inputs(batch)
+        x, inputs, params = self.encoder.to_last_layer(batch, dropout)
         layer = architecture_of(config).encoder_layers(config)[-1]
-        params = layer_params(config, self.encoder.get_variable("params", "layers"))[-1]
-        params = gather_data(params, x.dtype)
         dropouts = {}
         if dropout is not None:
             at_decoder = dropout.at_place("enhanced_decoder")
@@ -89,13 +84,19 @@ class EnhancedMaskModel(nn.Module):
         queries = self.enhanced_decoder.first_queries(x, batch["position_ids"])
         for number in range(NUM_APPLICATIONS):
             own = jax.tree.map(lambda leaf, number=number: leaf[number], dropouts)
-            attended = layer.apply({"params": params}, x, inputs, own, queries, method="attend")
-            if number == NUM_APPLICATIONS - 1:  # What follows treats each position on its own.
-                queries, attended = jax.tree.map(
-                    lambda leaf: gather_positions(leaf, positions), (queries, attended)
-                )
-                own = finishing_dropout(own, positions)
-            queries = layer.apply({"params": params}, queries, attended, own, method="finish")
+            is_last = number == NUM_APPLICATIONS - 1
+
+            def decode(params, queries, own, is_last=is_last):
+                variables = {"params": params}
+                attended = layer.apply(variables, x, inputs, own, queries, method="attend")
+                if is_last:  # What follows treats each position on its own.
+                    queries, attended = jax.tree.map(
+                        lambda leaf: gather_positions(leaf, positions), (queries, attended)
+                    )
+                    own = finishing_dropout(own, positions)
+                return layer.apply(variables, queries, attended, own, method="finish")
+
+            queries = self.plan.with_remat(decode, in_loop=False)(params, queries, own)
         return self.enhanced_decoder(queries, self.encoder.embeddings.token_embedding), None
 
 

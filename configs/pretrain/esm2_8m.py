@@ -2,8 +2,9 @@
 
 Source: Lin et al. (2023), supplement A.1: 500,000 steps of 2 M tokens, sequences of up to 1,024
 tokens, masks of 15 %, no dropout; a learning rate of 4e-4 after 2,000 steps of warm-up; Adam with
-beta2 0.98, epsilon 1e-8, weight decay 0.01. Differences: there the rate falls to a tenth, here to
-0; and there each sequence is drawn anew from a cluster of similar ones.
+beta2 0.98, epsilon 1e-8, weight decay 0.01. Only the steps and tokens were checked against a second
+source: compare the rest with the paper before a long run. Differences: there the rate falls to a
+tenth, here to 0; and there each sequence is drawn anew from a cluster of similar ones.
 
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: none that compares, as the held-out proteins are others. Not run.

@@ -23,10 +23,6 @@ CONFIG = suites.make_config(causal=True)
 CASE = suites.ObjectiveCase(
     LeftToRight(), CONFIG, {"next_token_loss": 1.0, "nsp_loss": 1.0}, reference
 )
-MODERNBERT = suites.on_modernbert(CASE)
-MPNET = suites.on_mpnet(CASE)
-ESM = suites.on_esm(CASE)
-DEBERTA = suites.on_deberta(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -36,26 +32,9 @@ def test_objective(holds, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_modernbert(holds, tmp_path):
-    holds(MODERNBERT, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_mpnet(holds, tmp_path):
-    holds(MPNET, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_esm(holds, tmp_path):
-    holds(ESM, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_deberta(holds, tmp_path):
-    holds(DEBERTA, tmp_path)
+@pytest.mark.parametrize("architecture", suites.ARCHITECTURES)
+def test_objective_on_other_architectures(architecture, holds, tmp_path):
+    holds(suites.on_architecture(CASE, architecture), tmp_path)
 
 
 LENGTHS = (11, 2, 13)

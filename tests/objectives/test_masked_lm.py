@@ -20,10 +20,6 @@ CASE = suites.ObjectiveCase(
     {"mlm_loss": 1.0, "nsp_loss": 1.0},
     reference,
 )
-MODERNBERT = suites.on_modernbert(CASE)
-MPNET = suites.on_mpnet(CASE)
-ESM = suites.on_esm(CASE)
-DEBERTA = suites.on_deberta(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -31,25 +27,14 @@ def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
-@pytest.mark.slow
+# The others are in the exhaustive tier.
+ON_OTHERS = [
+    pytest.param(name, marks=pytest.mark.slow if name == "modernbert" else pytest.mark.exhaustive)
+    for name in suites.ARCHITECTURES
+]
+
+
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_modernbert(holds, tmp_path):
-    holds(MODERNBERT, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_mpnet(holds, tmp_path):
-    holds(MPNET, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_esm(holds, tmp_path):
-    holds(ESM, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_deberta(holds, tmp_path):
-    holds(DEBERTA, tmp_path)
+@pytest.mark.parametrize("architecture", ON_OTHERS)
+def test_objective_on_other_architectures(architecture, holds, tmp_path):
+    holds(suites.on_architecture(CASE, architecture), tmp_path)

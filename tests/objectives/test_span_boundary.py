@@ -65,10 +65,6 @@ def reference(model, params, batch):
 
 
 CASE = suites.ObjectiveCase(OBJECTIVE, CONFIG, {"mlm_loss": 1.0, "sbo_loss": 1.0}, reference)
-MODERNBERT = suites.on_modernbert(CASE)
-MPNET = suites.on_mpnet(CASE)
-ESM = suites.on_esm(CASE)
-DEBERTA = suites.on_deberta(CASE)
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -78,26 +74,9 @@ def test_objective(holds, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_modernbert(holds, tmp_path):
-    holds(MODERNBERT, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_mpnet(holds, tmp_path):
-    holds(MPNET, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_esm(holds, tmp_path):
-    holds(ESM, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_deberta(holds, tmp_path):
-    holds(DEBERTA, tmp_path)
+@pytest.mark.parametrize("architecture", suites.ARCHITECTURES)
+def test_objective_on_other_architectures(architecture, holds, tmp_path):
+    holds(suites.on_architecture(CASE, architecture), tmp_path)
 
 
 def test_boundaries_and_positions_belong_to_maximal_runs_of_targets():

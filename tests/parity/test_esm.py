@@ -85,11 +85,10 @@ def test_masks_are_filled_as_transformers_fills_them(models):
             assert abs(fill.probability - exact[index]) < 1e-5
 
 
+@pytest.mark.parametrize("models", ["rotary"], indirect=True)
 def test_frequencies_of_each_layer_in_older_files_are_read(models, tmp_path):
     """transformers 4 stored them so; released ones are rounded, which changes long proteins."""
-    theirs, _, directory = models
-    if theirs.config.position_embedding_type != "rotary":
-        pytest.skip("it has none")
+    _, _, directory = models
     tensors = load_file(directory / "model.safetensors")
     (name,) = (name for name in tensors if name.endswith("inv_freq"))
     values = tensors.pop(name).astype(np.float16).astype(np.float32)

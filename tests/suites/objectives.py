@@ -113,25 +113,21 @@ class ObjectiveCase:
         return *self.objective.rules, *architecture_of(self.config).RULES
 
 
-def on_modernbert(case: ObjectiveCase) -> ObjectiveCase:
-    """Returns the case of an objective on another architecture than BERT's."""
-    return dataclasses.replace(case, config=make_modernbert_config(causal=case.config.causal))
+ARCHITECTURES = {
+    "modernbert": make_modernbert_config,
+    "mpnet": make_mpnet_config,
+    "esm": make_esm_config,
+    "deberta": make_deberta_config,
+}
+"""Functions that return a model config of each architecture other than BERT's."""
 
 
-def on_mpnet(case: ObjectiveCase) -> ObjectiveCase:
-    """Returns the case of an objective on MPNet."""
-    return dataclasses.replace(case, config=make_mpnet_config(causal=case.config.causal))
-
-
-def on_esm(case: ObjectiveCase) -> ObjectiveCase:
-    """Returns the case of an objective on ESM."""
-    return dataclasses.replace(case, config=make_esm_config(causal=case.config.causal))
-
-
-def on_deberta(case: ObjectiveCase) -> ObjectiveCase:
-    """Returns the case of an objective on DeBERTa; left to right, without its convolution."""
-    fields = {"causal": True, "convolution_width": 0} if case.config.causal else {}
-    return dataclasses.replace(case, config=make_deberta_config(**fields))
+def on_architecture(case: ObjectiveCase, name: str) -> ObjectiveCase:
+    """Returns the case of an objective on another architecture."""
+    fields = {"causal": case.config.causal}
+    if name == "deberta" and case.config.causal:
+        fields["convolution_width"] = 0  # It reads the next tokens, too.
+    return dataclasses.replace(case, config=ARCHITECTURES[name](**fields))
 
 
 def make_rows(lengths: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:
