@@ -164,15 +164,9 @@ def test_both_networks_of_a_disentangled_run_have_the_tables_that_they_read():
     assert replaced_tokens.usable_params(usable) is usable
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_modernbert(holds, tmp_path):
-    holds(MODERNBERT, tmp_path)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
-@pytest.mark.parametrize("architecture", ["mpnet", "esm"])
+@pytest.mark.parametrize("architecture", ["modernbert", "mpnet", "esm"])
 def test_objective_on_others(architecture, holds, tmp_path):
     config = suites.on_architecture(CASE, architecture).config
     holds(dataclasses.replace(MODERNBERT, config=config), tmp_path)

@@ -83,7 +83,7 @@ def outputs_and_gradients(kind, config, query, key, value, dout, biases, ids, ra
         (200, 64, 0.5, True),
         pytest.param(8, 64, 0.1, False, marks=pytest.mark.slow),
         pytest.param(128, 32, 0.3, False, marks=pytest.mark.slow),
-        pytest.param(384, 64, 0.1, False, marks=pytest.mark.slow),
+        pytest.param(384, 64, 0.1, False, marks=pytest.mark.exhaustive),
         pytest.param(512, 64, 0.1, False, marks=pytest.mark.slow),
         pytest.param(512, 128, 0.1, True, marks=pytest.mark.slow),
     ],

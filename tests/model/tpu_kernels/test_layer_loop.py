@@ -74,7 +74,7 @@ def assert_equal(actual, expected):
     ("fields", "plan"),
     [
         # In the fast tier, test_bert.py has scanned and unrolled layers of a whole model.
-        pytest.param({}, PLAIN, marks=pytest.mark.slow),
+        pytest.param({}, PLAIN, marks=pytest.mark.exhaustive),
         pytest.param({}, FAST, marks=pytest.mark.slow),
         pytest.param({"causal": True}, FAST, marks=pytest.mark.exhaustive),
         pytest.param({}, ExecutionPlan(uses_kernels=True, remat="full"), marks=pytest.mark.slow),
@@ -91,7 +91,7 @@ def assert_runs_as_unrolled(config, plan, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [640, 700])
+@pytest.mark.parametrize("length", [640, pytest.param(700, marks=pytest.mark.exhaustive)])
 def test_loop_over_long_rows_equals_unrolled_layers(length):
     batch = {name: x[:1] for name, x in make_batch(length).items()}
     assert_runs_as_unrolled(CONFIG, FAST, batch)
@@ -101,7 +101,7 @@ def test_loop_over_long_rows_equals_unrolled_layers(length):
     ("num_layers", "plan"),
     [
         pytest.param(2, FAST, marks=pytest.mark.slow),
-        pytest.param(2, UNROLLED, marks=pytest.mark.slow),
+        pytest.param(2, UNROLLED, marks=pytest.mark.exhaustive),
         (1, PLAIN),
         pytest.param(2, ExecutionPlan(remat="full"), marks=pytest.mark.slow),
         pytest.param(2, ExecutionPlan(remat="dots"), marks=pytest.mark.exhaustive),
@@ -145,9 +145,14 @@ def test_fast_path_works_under_vmap_with_a_rate_for_each_trial():
     assert_equal(compute(FAST), compute(UNROLLED))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "length"), [((2, 2, 2), LENGTH), ((1, 4, 2), LENGTH), ((2, 2, 2), 640)], ids=str
+    ("sizes", "length"),
+    [
+        pytest.param((2, 2, 2), LENGTH, marks=pytest.mark.slow),
+        pytest.param((1, 4, 2), LENGTH, marks=pytest.mark.exhaustive),
+        pytest.param((2, 2, 2), 640, marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
 )
 def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(sizes, length):
     def gradients(plan, params, batch):
@@ -164,7 +169,7 @@ def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(siz
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_shared_layers_have_the_sum_of_the_gradients_of_unshared_layers(groups):
     # As ALBERT: narrow embeddings, the tanh form of GELU, and parameters prepared once per step.
     config = dataclasses.replace(

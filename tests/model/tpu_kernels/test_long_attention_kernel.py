@@ -161,6 +161,10 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def exhaustive(*values):
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [
@@ -170,14 +174,14 @@ def slow(*values):
         ((600, -40), {"rate": 0.1, "has_bias": True}),
         ((-640,), {"window": 64}),
         slow((500, 300, -324), {"causal": True}),
-        slow((700, -68), {"window": 9, "causal": True, "has_bias": True}),
+        exhaustive((700, -68), {"window": 9, "causal": True, "has_bias": True}),
         slow((600, -40), {"window": 300}),
-        slow((500, 130), {"rate": 0.3, "window": 64}),
+        exhaustive((500, 130), {"rate": 0.3, "window": 64}),
         slow((-640,), {"rotates": True}),
         slow((1024,), {"window": 128, "rotates": True, "has_bias": True}),
-        slow((1024,), {"rate": 0.1, "head_dim": 32, "rotates": True}),
+        exhaustive((1024,), {"rate": 0.1, "head_dim": 32, "rotates": True}),
         slow((900, -380), {"rate": 0.1, "head_dim": 128, "hidden": 256, "has_bias": True}),
-        slow((1500, 548), {"rotates": True}),
+        exhaustive((1500, 548), {"rotates": True}),
     ],
     ids=str,
 )
@@ -190,14 +194,14 @@ def test_kernel_equals_attention_in_float64(lengths, options):
     [
         ((300, 180, -32), {"rotates": True, "has_bias": True}),
         ((200, 520, -48), {"window": 64, "rotates": True}),
-        slow((768,), {}),
+        exhaustive((768,), {}),
         slow((768,), {"rate": 0.1, "has_bias": True}),
-        slow((700, -68), {"causal": True, "rotates": True}),
+        exhaustive((700, -68), {"causal": True, "rotates": True}),
         slow((768,), {"window": 64, "rotates": True, "has_bias": True}),
-        slow((500, -12), {"window": 9}),
+        exhaustive((500, -12), {"window": 9}),
         slow((700, -68), {"rate": 0.3, "window": 64, "causal": True}),
-        slow((760,), {"window": 100, "rotates": True}),
-        slow((900, 124), {"rate": 0.1, "head_dim": 32, "rotates": True}),
+        exhaustive((760,), {"window": 100, "rotates": True}),
+        exhaustive((900, 124), {"rate": 0.1, "head_dim": 32, "rotates": True}),
         slow((1000, -24), {"rate": 0.1, "head_dim": 128, "hidden": 256, "has_bias": True}),
     ],
     ids=str,
