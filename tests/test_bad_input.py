@@ -478,6 +478,7 @@ BAD_FIELDS = [
     ({"objective": "causal"}, "config.objective=causal"),
     ({"objective": "span_boundary"}, "config.next_sentence=False"),
     ({"objective": "span_boundary", "next_sentence": False}, "config.masking.unit"),
+    ({"objective": "masked_diffusion"}, "config.next_sentence=False"),
     ({"objective": "replaced_tokens"}, "config.generator"),
     ({"mesh__data": 16}, "8 devices"),
 ]

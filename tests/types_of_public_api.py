@@ -42,6 +42,8 @@ def check_any_model(model: PretrainedModel) -> None:
     assert_type(model.features(["a text"]), list[np.ndarray])
     assert_type(model.attention("a text").tokens, list[str])
     assert_type(model.attention([("a question", "a passage")]), list[Attention])
+    assert_type(model.generate("a [MASK]", 0, steps=2, on_step=print), str)
+    assert_type(model.generate(["a", "the"], length=3, order="confidence"), list[str])
     assert_type(model.replaced_tokens("a text"), Replaced)
     assert_type(model.replaced_tokens(["a text"]), list[Replaced])
     assert_type(bert_jax.search(np.ones(3), np.ones((2, 3)), top_k=1).indices, np.ndarray)

@@ -33,7 +33,7 @@ def abstract_rows(
     """
     row = row_dtype(rows.max_seq_length, rows.max_sequences)
     fields = {name: row[name] for name in row.names}
-    fields |= dict.fromkeys(("row_ids", "epochs"), np.dtype(np.uint32))
+    fields |= dict.fromkeys(("row_ids", "epochs", "stream_positions"), np.dtype(np.uint32))
     return {
         name: jax.ShapeDtypeStruct((num_rows, *field.shape), field.base, sharding=sharding)
         for name, field in fields.items()
@@ -54,9 +54,16 @@ def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[t
 def _read(
     rows: Rows | RowStream, first: int, ranges: list[tuple[int, int]]
 ) -> dict[str, np.ndarray]:
-    """Reads `ranges` of the batch that starts at row `first`; an unshuffled split may end in it."""
+    """Reads `ranges` of the batch that starts at row `first`; an unshuffled split may end in it.
+
+    Adds uint32 `stream_positions`, the positions of the rows in their stream, modulo 2^32.
+    """
     end = math.inf if rows.shuffle_seed is not None else rows.num_rows
-    parts = [rows.read(*(min(first + bound, end) for bound in bounds)) for bounds in ranges]
+    parts = []
+    for bounds in ranges:
+        start, stop = (min(first + bound, end) for bound in bounds)
+        positions = np.arange(start, stop).astype(np.uint32)
+        parts.append(rows.read(start, stop) | {"stream_positions": positions})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

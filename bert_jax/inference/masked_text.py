@@ -1,4 +1,4 @@
-"""Converts masked text to token ids, and masked-LM probabilities to filled-in text."""
+"""Converts masked text to token ids, and predictions of the masks to filled-in text."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -102,3 +102,46 @@ def best_fills(
             filled = start + tokenizer.piece_text(token_id) + after
             fills[-1].append(Fill(tokenizer.decode([token_id]), float(row[token_id]), filled))
     return fills
+
+
+def write_masks(
+    text: str, feature: ModelInput, written: Sequence[int], tokenizer: Tokenizer
+) -> str:
+    """Returns the text of a feature with the tokens `written` in place of its masks, in order.
+
+    What is not masked stays as it is, but for white space before a token that continues a word or
+    is punctuation. A token that is still the mask is written as such.
+    """
+    (tokens,) = feature.sequences
+    masks = np.flatnonzero(tokens == tokenizer.mask_id)
+    filled = tokens.copy()
+    filled[masks] = written
+    parts = text.split(tokenizer.mask_token)
+    result, end = parts[0], 0
+    while end < len(masks):
+        start, end = end, end + 1
+        # A run of masks, of which nothing is in between, is one text.
+        while end < len(masks) and masks[end] == masks[end - 1] + 1 and not parts[end].strip():
+            end += 1
+        context = filled[max(masks[start] - 1, 0) : masks[start]]  # The token before, if any.
+        run = text_after(context.tolist(), filled[masks[start:end]].tolist(), tokenizer)
+        if run[:1].isspace() or not result.strip():
+            needs_space = result and not result[-1].isspace()
+            result += " " * bool(needs_space) + run.lstrip()
+        else:
+            result = result.rstrip() + run
+        result += parts[end]
+    return result
+
+
+def text_after(context: list[int], ids: list[int], tokenizer: Tokenizer) -> str:
+    """Returns the text of `ids` as it follows that of `context`: it may begin with a space.
+
+    Letters that are tokens without spaces between them, as of proteins or Chinese, get none.
+    """
+    context = [token for token in context if token not in tokenizer.special_ids]
+    before, both = tokenizer.decode(context), tokenizer.decode(context + ids)
+    joined = "".join(both.split())
+    if joined.isalpha() and tokenizer.encode(joined) == context + ids:
+        return joined.removeprefix("".join(before.split()))
+    return both.removeprefix(before)

@@ -27,7 +27,7 @@ from bert_jax.checkpoints.parameters import (
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.save import check_head, save_model
 from bert_jax.data.features import LabelLayout, ModelInput, check_segments
-from bert_jax.inference import forward, masked_text
+from bert_jax.inference import forward, masked_text, unmasking
 from bert_jax.inference.forward import ROWS_PER_BATCH
 from bert_jax.inference.masked_text import Fills
 from bert_jax.inference.predictions import Predictions, predict_table
@@ -405,6 +405,89 @@ class PretrainedModel:
         return results[chosen]
 
     @overload
+    def generate(
+        self,
+        prompts: str,
+        length: int,
+        steps: int | None = None,
+        temperature: float = 1.0,
+        order: str = "random",
+        seed: int = 0,
+        on_step: Callable[[str], object] | None = None,
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompts: Iterable[str],
+        length: int,
+        steps: int | None = None,
+        temperature: float = 1.0,
+        order: str = "random",
+        seed: int = 0,
+        on_step: Callable[[list[str]], object] | None = None,
+    ) -> list[str]: ...
+    def generate(
+        self,
+        prompts: Texts,
+        length: int,
+        steps: int | None = None,
+        temperature: float = 1.0,
+        order: str = "random",
+        seed: int = 0,
+        on_step: Callable | None = None,
+    ) -> str | list[str]:
+        """Writes text in place of masks: those in a prompt, and `length` more at its end.
+
+        Masks are written in several steps, each with a pass over the text: see
+        `inference/unmasking.py`. The rest of a prompt stays as it is. A model of masked diffusion
+        (`objectives/masked_diffusion.py`) has learned to write; a masked LM was trained with few
+        masks, and does best with "mask_predict" or "confidence". The result is a function of the
+        seed and the prompt's index. Prompts are not truncated: with its masks, one that is too long
+        raises ValueError, as one without masks.
+
+        Args:
+          length: tokens to write after each prompt; 0 only writes the masks in it.
+          steps: about equally many tokens are written in each. None: one in each, which is slowest
+            and best.
+          temperature: divides the logits. 1: samples of the model; 0: the most probable tokens.
+          order: which tokens are written first: "random"; "confidence", of all masked ones those
+            that the model is most certain of; "mask_predict", the same, and in each step, tokens
+            that have become uncertain are masked and written again.
+          on_step: is called after each step with the result so far, in which the masks that are
+            left stand as such.
+        """
+        prompts, chosen = as_list(prompts)
+        check_texts("prompts", prompts)
+        self.check_fills_masks("generate text")
+        limit = self.config.max_position_embeddings
+        check_whole("length", length, 0, limit)
+        if steps is not None:
+            check_whole("steps", steps, 1, limit)
+        check_whole("seed", seed, 0, 2**32 - 1)
+        if not (isinstance(temperature, int | float | np.number) and 0 <= temperature < np.inf):
+            raise ValueError(f"temperature must be a number of at least 0, got {temperature!r}")
+        if order not in unmasking.ORDERS:
+            raise ValueError(f"order must be one of {unmasking.ORDERS}, got {order!r}")
+        texts = [prompt + length * self.tokenizer.mask_token for prompt in prompts]
+        features = masked_text.masked_features(texts, self.tokenizer, limit)
+        self._warn_of_untrained_positions(features, stacklevel=3)
+
+        def filled(written: list[np.ndarray]) -> list[str]:
+            each = zip(texts, features, written, strict=True)
+            return [masked_text.write_masks(*one, self.tokenizer) for one in each]
+
+        model = PretrainingModel(self.config, False, self.plan)
+        count = masked_text.count_positions(texts, self.tokenizer.mask_token)
+        options = steps, float(temperature), order, seed
+        written = []
+        for written in unmasking.unmask(
+            model, self.params, features, count, self.tokenizer, *options
+        ):
+            if on_step is not None:
+                on_step(filled(written)[chosen])
+        return filled(written)[chosen]
+
+    @overload
     def score(
         self, texts: str, mask_rest_of_word: bool = False, batch_size: int = ROWS_PER_BATCH
     ) -> Score: ...
@@ -747,6 +830,12 @@ class PretrainedModel:
     ) -> Iterator[tuple[list[int], np.ndarray]]:
         """Returns `forward.compute_rows` of any features; warns once of untrained positions."""
         check_segments(self.config, features)
+        self._warn_of_untrained_positions(features, stacklevel=4)
+        limit = self.config.max_position_embeddings
+        return forward.compute_rows(function, features, batch_size, limit, max_sequences, labels)
+
+    def _warn_of_untrained_positions(self, features: Sequence[ModelInput], stacklevel: int) -> None:
+        """Warns of a feature that is longer than all rows that the model was trained on, once."""
         lengths = (len(sequence) for feature in features for sequence in feature.sequences)
         longest, trained = max(lengths, default=0), trained_length(self.settings)
         if trained and longest > trained and not self._has_warned:
@@ -755,7 +844,5 @@ class PretrainedModel:
                 f"an input has {longest} tokens, but the model was trained on at most {trained}: "
                 "its later positions are untrained. Shorten the inputs (max_length, if the method "
                 "has it), or train the model on longer rows",
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
-        limit = self.config.max_position_embeddings
-        return forward.compute_rows(function, features, batch_size, limit, max_sequences, labels)

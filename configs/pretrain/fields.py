@@ -119,7 +119,8 @@ TRAINING = {
         "causal attention, predicting the next token at every position; `masking` and "
         '`max_predictions` then have no effect. "span_boundary": masked LM, and each token of a '
         "span is also predicted from the two tokens around the span (SpanBERT). "
-        '"enhanced_masked_lm": masked LM through DeBERTa\'s decoder.',
+        '"enhanced_masked_lm": masked LM through DeBERTa\'s decoder. "masked_diffusion": predicts '
+        "the masked tokens at rates from 0 to 1; `masking` and `max_predictions` have no effect.",
     ),
     "next_sentence": Field(True, "False: without next-sentence loss, its head and the pooler."),
     "max_predictions": Field(

@@ -144,7 +144,8 @@ def make_rows(lengths: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:
             row["nsp_labels"][slot] = rng.integers(2)
     numbers = np.arange(len(rows), dtype=np.uint32)
     fields = {name: rows[name] for name in rows.dtype.names}
-    return fields | {"row_ids": numbers, "epochs": np.zeros_like(numbers)}
+    of_stream = {"row_ids": numbers, "epochs": np.zeros_like(numbers), "stream_positions": numbers}
+    return fields | of_stream
 
 
 def rows_of_a_batch() -> dict[str, np.ndarray]:
