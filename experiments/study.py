@@ -139,6 +139,11 @@ def fetched(name: str) -> str:
     return f"{WORKDIR.value}/data/{name}"
 
 
+def joined_news(length: int) -> str:
+    """Returns the directory of long documents, made of news, of about `length` tokens."""
+    return fetched(f"joined-news-{length}")
+
+
 def runs(scale: str) -> str:
     """Returns the directory of the runs at a scale, one for each --text."""
     return f"{WORKDIR.value}/{scale}" + (f"-{digest(TEXT.value)}" if TEXT.value else "")
@@ -178,6 +183,10 @@ def data_commands(tasks: list[Task]) -> list[Command]:
     if reads(tasks, fetched("story-endings")):
         arguments = ["experiments/story_endings.py", fetched("tales"), fetched("story-endings")]
         commands += [fetch_command("tales"), Command(arguments, fetched("story-endings"))]
+    for length in (1024, 4096):
+        if reads(tasks, output := joined_news(length)):
+            arguments = ["experiments/joined_news.py", fetched("reuters-r8"), output, str(length)]
+            commands += [fetch_command("reuters-r8"), Command(arguments, output)]
     return commands
 
 

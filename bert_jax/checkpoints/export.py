@@ -191,6 +191,10 @@ def _config_json(config, head: Mapping, params: Mapping) -> dict:
         raise ValueError(f"transformers' {name} has no class that reads left to right")
     if config.causal and "mlm" in params:
         values["architectures"] = [stored.causal_class]
+    if not head and (kind := getattr(config, "global_tokens", "none")) != "none":
+        logging.warning(
+            "not exported: global_tokens=%s; in transformers, pass a global_attention_mask", kind
+        )
     if head:
         values[HEAD_KEY] = dict(head)
     if head and head["labels"]:  # The head of an embedding model has no parameters.

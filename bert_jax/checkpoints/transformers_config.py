@@ -4,7 +4,13 @@ import functools
 from collections.abc import Mapping
 
 from bert_jax.checkpoints.transformers_names import FAMILIES
-from bert_jax.model import deberta_names, esm_names, modernbert_names, mpnet_names
+from bert_jax.model import (
+    deberta_names,
+    esm_names,
+    longformer_names,
+    modernbert_names,
+    mpnet_names,
+)
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
 from bert_jax.model.transformers_format import ACTIVATIONS, TransformersFormat
@@ -95,6 +101,7 @@ FORMATS["modernbert"] = modernbert_names.TRANSFORMERS
 FORMATS["mpnet"] = mpnet_names.TRANSFORMERS
 FORMATS["esm"] = esm_names.TRANSFORMERS
 FORMATS["deberta-v2"] = deberta_names.TRANSFORMERS
+FORMATS["longformer"] = longformer_names.TRANSFORMERS
 """How transformers stores the models of each `model_type` of `config.json`."""
 
 

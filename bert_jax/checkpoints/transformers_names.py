@@ -401,7 +401,6 @@ FAMILIES = {
 _PRE_LAYER_NORM = "its LayerNorm comes before each sublayer. Nearest: "
 _ROTARY = "it has rotary positions, and layers that differ from ModernBERT's. Nearest: "
 _RELATIVE = "its attention has relative positions. Nearest: "
-_LONG = "Nearest: ModernBERT-base, for up to 8,192 tokens"
 UNSUPPORTED = {
     "xlm-roberta-xl": f"{_PRE_LAYER_NORM}xlm-roberta-large",
     "roberta-prelayernorm": f"{_PRE_LAYER_NORM}roberta-base",
@@ -411,8 +410,7 @@ UNSUPPORTED = {
     "jina_embeddings_v3": f"{_ROTARY}xlm-roberta-base",
     "roformer": f"{_ROTARY}a BERT of the same language",
     "deberta": f"{_RELATIVE}deberta-v3-base",
-    "longformer": f"its attention is windowed, with global tokens. {_LONG}",
-    "big_bird": f"its attention is block-sparse. {_LONG}",
+    "big_bird": "its attention is block-sparse. Nearest: longformer, for up to 4,096 tokens",
     "mobilebert": "its layers have bottlenecks. Nearest: the distilbert and tinybert models",
     "rembert": "its output embeddings are not tied. Nearest: xlm-roberta-base",
     "convbert": "its layers have convolutions. Nearest: electra",

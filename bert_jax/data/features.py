@@ -8,6 +8,7 @@ microbatches; a step skips the empty ones, so that one compiled program serves a
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -36,12 +37,15 @@ class ModelInput:
         passages, equal for equal ones, then those of all others that answer its query.
       teacher_outputs: what a teacher's head returns for it, an entry of `model.heads.Outputs`; None
         without a teacher.
+      global_positions: of its only sequence, the tokens that see all of it and are seen by all
+        (Longformer). None: those of the model. Either all features of a batch have them, or none.
     """
 
     sequences: tuple[np.ndarray, ...]
     second_starts: tuple[int, ...]
     label: int | float | np.ndarray | tuple[int, int] | None = None
     teacher_outputs: np.ndarray | None = None
+    global_positions: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.sequences))
@@ -144,10 +148,13 @@ class RowShape:
             padding = NO_LABEL if layout.is_ragged else 0
             labels = np.full((*weights.shape, *layout.shape), padding, layout.dtype)
         row_features = list(row_features)
+        is_global = np.zeros(tokens.shape, bool)
         for row, features in enumerate(row_features):
             end = slot = 0
             for index, feature in enumerate(features):
                 first = end
+                if feature.global_positions:
+                    is_global[row, np.add(feature.global_positions, first)] = True
                 for sequence, second in zip(feature.sequences, feature.second_starts, strict=True):
                     start, end = end, end + len(sequence)
                     tokens[row, start:end] = sequence
@@ -160,6 +167,8 @@ class RowShape:
                         slots = index, slice(len(feature.label))
                     labels[row][slots] = np.add(feature.label, first * layout.holds_positions)
         rows = dict(tokens=tokens, sequence_bounds=bounds, weights=weights, labels=labels)
+        if any(each.global_positions is not None for each in itertools.chain(*row_features)):
+            rows["is_global"] = is_global
         if self.teacher_layout:
             rows["teacher_outputs"] = self._lay_out_teacher(row_features, num_rows)
         return rows
@@ -202,7 +211,8 @@ def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, j
 
     Args:
       rows: `tokens` `[batch, length]`, `sequence_bounds` `[batch, max_sequences, 3]` and in
-        pre-training `nsp_labels` `[batch, max_sequences]`, as in `row_dtype`, of any integer dtype.
+        pre-training `nsp_labels` `[batch, max_sequences]`, as in `row_dtype`, of any integer dtype;
+        with positions that a caller chose as global, bool `is_global` `[batch, length]`.
       causal: whether the model is causal: [CLS] then sees no other token, the last token sees all.
 
     Returns:
@@ -210,7 +220,8 @@ def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, j
       in each sequence) and `sequence_ids` (1, 2, ... in each row), all `[batch, length]` and 0 on
       padding; int32 `pooled_positions` `[batch, max_sequences]`, of [CLS], or if `causal` of the
       last token; and given `nsp_labels`, these as int32 and float32 `nsp_weights` `[batch,
-      max_sequences]`, 1 for a pair, 0 for a sequence without a second segment or an unused slot.
+      max_sequences]`, 1 for a pair, 0 for a sequence without a second segment or an unused slot;
+      `is_global` as it is.
     """
     tokens = rows["tokens"].astype(jnp.int32)
     bounds = rows["sequence_bounds"].astype(jnp.int32)
@@ -220,6 +231,8 @@ def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, j
         "pooled_positions": jnp.maximum(end - 1, 0) if causal else start,
     }
     batch |= _describe_positions(bounds, tokens.shape[1])
+    if "is_global" in rows:
+        batch["is_global"] = rows["is_global"]
     if "nsp_labels" in rows:
         batch["nsp_labels"] = rows["nsp_labels"].astype(jnp.int32)
         batch["nsp_weights"] = (end > second).astype(jnp.float32)

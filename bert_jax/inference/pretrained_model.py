@@ -45,6 +45,7 @@ from bert_jax.inference.text_inputs import (
     describe_tokens,
     make_features,
     token_names,
+    with_global_positions,
 )
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
@@ -247,7 +248,12 @@ class PretrainedModel:
         features = make_features(parts, self.tokenizer, max_length)
         return describe_tokens(parts, features, self.tokenizer)[chosen]
 
-    def batch(self, texts: TextsOrPairs, length: int | None = None) -> dict[str, np.ndarray]:
+    def batch(
+        self,
+        texts: TextsOrPairs,
+        length: int | None = None,
+        global_positions: Sequence | None = None,
+    ) -> dict[str, np.ndarray]:
         """Builds the batch that `module` and `Encoder` take, one text or pair per row.
 
         Returns:
@@ -261,10 +267,11 @@ class PretrainedModel:
         Args:
           length: of all rows; longer texts are truncated. None: the longest text's. JAX
             compiles a function again for each new shape.
+          global_positions: as for `encode`; the batch then has bool `is_global` `[texts, length]`.
         """
-        parts, _ = as_texts_or_pairs(texts)
+        parts, chosen = as_texts_or_pairs(texts)
         max_length = choose_length(length, self.config.max_position_embeddings, "length")
-        features = make_features(parts, self.tokenizer, max_length)
+        features = self._make_features(parts, chosen, max_length, global_positions)
         check_segments(self.config, features)
         length = length or max(map(len, features), default=2)
         return build_batch(features, length, self.tokenizer.pad_id, self.config.causal)
@@ -276,6 +283,7 @@ class PretrainedModel:
         batch_size: int = ROWS_PER_BATCH,
         max_length: int | None = None,
         normalize: bool = False,
+        global_positions: Sequence | None = None,
     ) -> np.ndarray:
         """Computes a vector for each text or pair, float32 `[num_texts, size]`; `[size]` for one.
 
@@ -288,6 +296,9 @@ class PretrainedModel:
             `head["max_seq_length"]` (for queries, pass `head["max_query_length"]`).
           normalize: divides vectors by their length, so that dot products are cosines. Some models
             of sentence-transformers, and bi-encoders, do so anyway.
+          global_positions: of a Longformer, the tokens of a text that are global: numbers of
+            `tokens`, from 0, which is [CLS]; for several texts, a list of them for each. None:
+            those of the model, which are none without the head of a task.
         """
         parts, chosen = as_texts_or_pairs(texts)
         is_bi_encoder = bool(self.head) and find_head(self.head).predicts == "vector"
@@ -307,7 +318,7 @@ class PretrainedModel:
             head["normalize"] = True
         module = make_model(self.config, head, self.plan)
         function = functools.partial(forward.head_outputs, module, self.params)
-        features = make_features(parts, self.tokenizer, max_length)
+        features = self._make_features(parts, chosen, max_length, global_positions)
         rows = self._compute_rows(function, features, batch_size)
         vectors = np.empty((len(features), module.vector_size), np.float32)
         for index, vector in forward.split_rows(rows, [1] * len(features)):
@@ -320,6 +331,7 @@ class PretrainedModel:
         texts: TextOrPair,
         layers: int | Sequence[int] | None = None,
         batch_size: int = ROWS_PER_BATCH,
+        global_positions: Sequence | None = None,
     ) -> np.ndarray: ...
     @overload
     def hidden_states(
@@ -327,17 +339,20 @@ class PretrainedModel:
         texts: Iterable[TextOrPair],
         layers: int | Sequence[int] | None = None,
         batch_size: int = ROWS_PER_BATCH,
+        global_positions: Sequence | None = None,
     ) -> list[np.ndarray]: ...
     def hidden_states(
         self,
         texts: TextsOrPairs,
         layers: int | Sequence[int] | None = None,
         batch_size: int = ROWS_PER_BATCH,
+        global_positions: Sequence | None = None,
     ) -> np.ndarray | list[np.ndarray]:
         """Computes the hidden states of `layers`, [CLS] and [SEP] included.
 
         Returns float32 `[num_tokens, len(layers), hidden_size]` for each text or pair. Layer 0 is
         the embeddings, -1 the last layer; by default the last four, or fewer if there are fewer.
+        For `batch_size` and `global_positions` see `encode`.
         """
         parts, chosen = as_texts_or_pairs(texts)
         last = self.config.num_layers
@@ -346,9 +361,10 @@ class PretrainedModel:
         valid = range(-last - 1, last + 1)
         if not layers or not all(type(layer) is int and layer in valid for layer in layers):
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
-        features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
+        limit = self.config.max_position_embeddings
+        features = self._make_features(parts, chosen, limit, global_positions)
         function = functools.partial(
-            forward.hidden_states, self.config, self.plan, layers, self.params["encoder"]
+            forward.hidden_states, self.module.config, self.plan, layers, self.params["encoder"]
         )
         rows = self._compute_rows(function, features, batch_size)
         results = [None] * len(features)
@@ -359,15 +375,25 @@ class PretrainedModel:
     features = hidden_states  # The name in the paper, section 5.3.
 
     @overload
-    def attention(self, texts: TextOrPair) -> Attention: ...
+    def attention(
+        self, texts: TextOrPair, global_positions: Sequence | None = None
+    ) -> Attention: ...
     @overload
-    def attention(self, texts: Iterable[TextOrPair]) -> list[Attention]: ...
-    def attention(self, texts: TextsOrPairs) -> Attention | list[Attention]:
-        """Computes how much each token attends to each other one, [CLS] and [SEP] included."""
+    def attention(
+        self, texts: Iterable[TextOrPair], global_positions: Sequence | None = None
+    ) -> list[Attention]: ...
+    def attention(
+        self, texts: TextsOrPairs, global_positions: Sequence | None = None
+    ) -> Attention | list[Attention]:
+        """Computes how much each token attends to each other one, [CLS] and [SEP] included.
+
+        For `global_positions` see `encode`.
+        """
         parts, chosen = as_texts_or_pairs(texts)
-        features = make_features(parts, self.tokenizer, self.config.max_position_embeddings)
+        limit = self.config.max_position_embeddings
+        features = self._make_features(parts, chosen, limit, global_positions)
         function = functools.partial(
-            forward.attention_maps, self.config, self.plan, self.params["encoder"]
+            forward.attention_maps, self.module.config, self.plan, self.params["encoder"]
         )
         results = [None] * len(features)
         for (index,), maps in self._compute_rows(function, features, 8, max_sequences=1):
@@ -819,6 +845,21 @@ class PretrainedModel:
         device = next(iter(leaf.devices())) if isinstance(leaf, jax.Array) else jax.devices()[0]
         # Each length of rows is compiled: a loop over one layer compiles faster than all layers.
         return plan_execution(Execution(dtype=self.dtype, scan_layers=True), device)
+
+    def _make_features(
+        self,
+        parts: Sequence[Sequence[str]],
+        chosen: slice | int,
+        max_length: int,
+        global_positions: Sequence | None,
+    ) -> list[ModelInput]:
+        """Returns the features of texts or pairs, with the positions that the caller chose."""
+        features = make_features(parts, self.tokenizer, max_length, stacklevel=4)
+        if global_positions is None:
+            return features
+        is_one = not isinstance(chosen, slice)
+        positions = [global_positions] if is_one else global_positions
+        return with_global_positions(features, positions, self.config)
 
     def _compute_rows(
         self,

@@ -1,5 +1,6 @@
 """Checks and tokenizes the texts that a user gives, and describes their tokens."""
 
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -99,16 +100,49 @@ def make_features(
     tokenizer: Tokenizer,
     max_length: int,
     max_first: int | None = None,
+    stacklevel: int = 3,
 ) -> list[ModelInput]:
     """Tokenizes texts and pairs, given as their strings; warns about truncated ones.
 
-    `max_length` and `max_first` are as in `make_sequences`.
+    `max_length` and `max_first` are as in `make_sequences`; `stacklevel` is that of the warning.
     """
     sequences, truncated = make_sequences(texts, tokenizer, max_length, max_first)
     if any(truncated):
         message = f"{sum(truncated)} of {len(texts)} texts are truncated to {max_length} tokens"
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=stacklevel)
     return [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
+
+
+def with_global_positions(
+    features: Sequence[ModelInput], positions: Iterable, model_config
+) -> list[ModelInput]:
+    """Returns the features of texts with the tokens that are global, a list of numbers for each.
+
+    Raises ValueError for a number that is no token of its text, and for a model that has no global
+    tokens; TypeError for what are not lists.
+    """
+    if not hasattr(model_config, "global_tokens"):
+        name = model_config.architecture
+        raise ValueError(f"global_positions: {name} has no global tokens; a Longformer has them")
+    positions = list(positions)
+    if len(positions) != len(features):
+        counts = f"{len(positions)} lists and {len(features)} texts"
+        raise ValueError(f"global_positions: {counts}: expected a list for each text")
+    chosen = []
+    for index, (feature, numbers) in enumerate(zip(features, positions, strict=True)):
+        where = f" at index {index}" if len(features) > 1 else ""
+        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+            raise TypeError(
+                f"global_positions must be lists of numbers, got {numbers!r:.60}{where}"
+            )
+        for number in (numbers := tuple(numbers)):
+            if not isinstance(number, int | np.integer) or not 0 <= number < len(feature):
+                raise ValueError(
+                    f"global_positions has {number!r}{where}, but the text has {len(feature)} "
+                    f"tokens: expected whole numbers in [0, {len(feature) - 1}]"
+                )
+        chosen.append(dataclasses.replace(feature, global_positions=numbers))
+    return chosen
 
 
 def token_names(feature: ModelInput, tokenizer: Tokenizer) -> list[str]:
@@ -154,7 +188,8 @@ def build_batch(
     """
     shape = RowShape(length, 1, LabelLayout(), pad_id)
     rows = shape.build([[feature] for feature in features], len(features))
-    rows = {name: rows[name] for name in ("tokens", "sequence_bounds")}
+    names = ("tokens", "sequence_bounds", "is_global")
+    rows = {name: rows[name] for name in names if name in rows}
     batch = {name: np.asarray(array) for name, array in unpack_rows(rows, causal).items()}
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), rows["tokens"].shape)
     return rows | batch | {"target_positions": positions.copy()}

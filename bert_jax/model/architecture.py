@@ -13,6 +13,7 @@ That file offers:
   `pooler_in_lm_head`, the part of the head for tokens from which the pooler of a task starts;
   `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions;
   `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`;
+  `global_tokens`, which tokens see all of a sequence, replaced by those of a task's head;
   `position_offset`, the rows of its table of positions before that of the first token; and
   `pretraining_rates`, the names of rates that fine-tuning sets to None;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;

@@ -12,10 +12,9 @@ class AttentionMask:
     """Describes which positions of a row attend to which others, without an array of all pairs.
 
     A position attends to those of its own sequence that neither `causal`, `window` nor `ranks`
-    hide. Padding attends to padding, so that no softmax is empty; unless `sees_own_rank` is False:
-    then a position may see nothing, and attention gives it zeros. All arrays have one entry per
-    position and can be sliced with the row. No model of this package has global positions or ranks:
-    they are for architectures elsewhere.
+    hide. Padding attends to padding, so that no softmax is empty; unless `sees_own_rank` is False,
+    or `only_global_queries`: then a position may see nothing, and attention gives it zeros. All
+    arrays have one entry per position and can be sliced with the row.
 
     Attributes:
       sequence_ids: int32 `[batch, length]`: 1, 2, ... for each sequence, 0 for padding. Positions
@@ -25,6 +24,7 @@ class AttentionMask:
       is_global: bool `[batch, length]`, the positions that the window does not concern: they attend
         to all of their sequence, and all of it attends to them (Longformer; Beltagy et al., 2020,
         section 3.1). None: none.
+      only_global_queries: whether the other positions see nothing.
       ranks: int32 `[batch, length]`: a position attends to those whose rank is at most its own, so
         that the ranks of a permutation are its order of prediction (XLNet; Yang et al., 2019,
         section 2.2), and equal ranks see each other. None: all.
@@ -36,6 +36,7 @@ class AttentionMask:
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
     is_global: jax.Array | None = None
+    only_global_queries: bool = dataclasses.field(default=False, metadata={"static": True})
     ranks: jax.Array | None = None
     sees_own_rank: bool = dataclasses.field(default=True, metadata={"static": True})
 
@@ -43,10 +44,15 @@ class AttentionMask:
         """Returns the mask of a layer that sees only `window` positions on each side."""
         return dataclasses.replace(self, window=window)
 
+    def of_global_queries(self) -> "AttentionMask":
+        """Returns the mask of an attention in which all but global positions see nothing."""
+        return dataclasses.replace(self, only_global_queries=True)
+
     @property
     def may_hide_all(self) -> bool:
         """Whether there may be positions that see nothing, not even themselves."""
-        return self.ranks is not None and not self.sees_own_rank
+        sees_itself = self.ranks is None or self.sees_own_rank
+        return self.only_global_queries or not sees_itself
 
     def pairs(self) -> jax.Array:
         """Returns bool `[batch, 1, length, length]`: whether a query, the first, sees a key."""
@@ -72,6 +78,8 @@ class AttentionMask:
             if self.is_global is not None:
                 is_near |= compare(jnp.logical_or, "is_global")
             visible &= is_near
+        if self.only_global_queries:
+            visible &= self.is_global[:, None, :, None]
         if self.causal:
             visible &= offset >= 0
         if self.ranks is not None:

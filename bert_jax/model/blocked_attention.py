@@ -117,6 +117,7 @@ def _forward(rows: _Rows, bias: ScoreBias | None):
         if rows.mask.may_hide_all:
             is_empty = maximum == jnp.finfo(jnp.float32).min
             weighted = jnp.where(is_empty, 0.0, weighted)
+            total = jnp.where(is_empty, 1.0, total)  # It is 0 if the block has read no keys.
             log_total = jnp.where(is_empty, jnp.inf, log_total)  # All probabilities are 0.
         return (weighted / total).astype(rows.value.dtype), log_total
 
@@ -236,7 +237,8 @@ def _key_spans(rows: _Rows) -> _KeySpans:
 def _may_attend(mask: AttentionMask) -> jax.Array:
     """Returns bool `[blocks, blocks]`: whether a query of a block may see a key of another.
 
-    With a window, only those count that see all of their sequence, or are seen by all of it.
+    With a window, only those count that see all of their sequence, or are seen by all of it; and
+    without one, but only global queries, those of blocks with a global position.
     """
 
     def in_blocks(x):
@@ -247,9 +249,9 @@ def _may_attend(mask: AttentionMask) -> jax.Array:
     ids = in_blocks(jnp.where(mask.sequence_ids > 0, mask.sequence_ids, jnp.iinfo(jnp.int32).max))
     first, last = ids.min(-1), ids.max(-1)
     may = (first[:, :, None] <= last[:, None]) & (last[:, :, None] >= first[:, None])
-    if mask.window is not None:
+    if mask.window is not None or mask.only_global_queries:
         has_global = in_blocks(mask.is_global).any(-1)
-        may &= has_global[:, :, None] | has_global[:, None]
+        may &= has_global[:, :, None] | (has_global[:, None] & ~mask.only_global_queries)
     may = jnp.any(may, axis=0)
     return jnp.tril(may) if mask.causal else may
 

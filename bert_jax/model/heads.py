@@ -109,6 +109,8 @@ class Head:
       is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       trains_encoder: False if the encoder is frozen.
       class_weights: weight of each class in the mean over labels; if empty, all weigh the same.
+      global_tokens: which tokens are global, in an architecture that has such (Longformer): one of
+        its `GLOBAL_TOKENS`. They are those of transformers' class.
       task: the file in `tasks/` that reads its examples where the checkpoint names none.
       scores: names of its scores, the first of which selects a checkpoint; empty: the task's own.
       transformers: None if transformers has no class for it.
@@ -127,6 +129,7 @@ class Head:
     is_collapsed: Callable[[Sequence[ModelInput], Outputs], bool] = _one_class
     trains_encoder: bool = True
     class_weights: tuple[float, ...] = ()
+    global_tokens: str = "none"
     task: str = ""
     scores: tuple[str, ...] = ()
     transformers: InTransformers | None = None
@@ -159,6 +162,8 @@ def make_model(config, head_settings: Mapping, plan: ExecutionPlan = ExecutionPl
     """
     head = find_head(head_settings)
     options = {name: head_settings[name] for name in head.options if name in head_settings}
+    if hasattr(config, "global_tokens"):
+        config = dataclasses.replace(config, global_tokens=head.global_tokens)
     return head.module(config, len(head_settings["labels"]), plan=plan, **options)
 
 
@@ -292,6 +297,7 @@ CLASSIFICATION = Head(
     soft_loss=_soft_class_loss,
     module=functools.partial(PooledModel, is_classifier=True),
     lstm_module=functools.partial(PooledLstmModel, is_classifier=True),
+    global_tokens="first",
     task="text_classification",
     scores=("accuracy", "macro_f1"),
     transformers=InTransformers(
@@ -308,6 +314,7 @@ MULTI_LABEL = Head(
     lstm_module=CLASSIFICATION.lstm_module,
     label_layout=LabelLayout(dtype=np.float32),  # Tasks set its shape.
     is_collapsed=_one_label_set,
+    global_tokens=CLASSIFICATION.global_tokens,
     task="text_classification",
     scores=("micro_f1", "macro_f1"),
     transformers=InTransformers(
@@ -326,6 +333,7 @@ REGRESSION = Head(
     options=TARGET_SCALE,
     label_layout=LabelLayout(dtype=np.float32),
     is_collapsed=_one_value,
+    global_tokens=CLASSIFICATION.global_tokens,
     task="text_classification",
     scores=("pearson", "spearman", "r2"),
     transformers=InTransformers(
@@ -338,6 +346,7 @@ MULTIPLE_CHOICE = Head(
     loss=_choice_loss,
     soft_loss=_soft_class_loss,
     lstm_module=PooledLstmModel,
+    global_tokens="second_text",
     task="multiple_choice",
     scores=("accuracy",),
     transformers=InTransformers(
@@ -350,6 +359,7 @@ MULTIPLE_CHOICE = Head(
 # A multiple choice of passages, which are scored one by one: its settings have "max_query_length".
 CROSS_ENCODER = dataclasses.replace(
     MULTIPLE_CHOICE,
+    global_tokens=CLASSIFICATION.global_tokens,
     task="retrieval",
     scores=(),
     transformers=InTransformers(
@@ -389,6 +399,7 @@ SPAN = Head(
     input_kind="positions",
     label_layout=LabelLayout(shape=(2,), holds_positions=True),
     is_collapsed=_no_spans,
+    global_tokens="first_text",
     task="squad",
     transformers=InTransformers(
         "ForQuestionAnswering",

@@ -85,6 +85,7 @@ GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # tokenizer.json
 CLASS_OF_MODEL = {
     "roberta": "RobertaTokenizer",
     "data2vec-text": "RobertaTokenizer",
+    "longformer": "RobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",

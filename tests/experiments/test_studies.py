@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import study
 import study_report
@@ -21,19 +22,21 @@ from absl import flags
 from ml_collections import ConfigDict
 from study_report import Seeds
 
+import bert_jax
 from bert_jax.finetuning import finetune_fields
 from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep, known_fields
 from bert_jax.training.phases import check_numbers
 from bert_jax.training.pretrain_setup import make_model_config
-from experiments import story_endings
+from experiments import joined_news, story_endings
 from tests.helpers.commands import ROOT
 
 NAMES = sorted(
     path.stem
     for path in (ROOT / "experiments").glob("*.py")
-    if not path.stem.startswith("study") and path.stem not in ("story_endings", "all_tokens_mlm")
+    if not path.stem.startswith("study")
+    and path.stem not in ("all_tokens_mlm", "joined_news", "story_endings")
 )
 
 
@@ -415,3 +418,38 @@ def test_endings_are_of_the_same_tale_and_labels_name_the_true_one(tmp_path):
             assert len({*endings, row["sent1"]}) == 5
     assert first_words["train"] and first_words["val"]
     assert not first_words["train"] & first_words["val"]
+
+
+def write_news(directory: pathlib.Path) -> None:
+    """Writes items of three topics, each of five words that begin with its letter."""
+    for split in ("train", "test"):
+        lines = ["Text\tCategory", "string\td", "\tclass"]
+        for topic, number in itertools.product("abc", range(9)):
+            words = " ".join(f"{topic}{number}{split}{place}" for place in range(5))
+            lines.append(f"{words}\t{topic}")
+        (directory / f"reuters-r8-{split}.tab").write_text("\n".join(lines) + "\n")
+
+
+def test_half_of_the_items_of_a_long_document_are_of_its_topic(tmp_path):
+    write_news(tmp_path)
+    topics = joined_news.read_items(tmp_path / "reuters-r8-train.tab")
+    documents = joined_news.make_documents(topics, 9, 42, random.Random(0))
+    assert collections.Counter(each["label"] for each in documents) == dict.fromkeys("abc", 3)
+    for document in documents:
+        letters = collections.Counter(word[0] for word in document["text"].split())
+        assert letters.total() == 40 and letters[document["label"]] == 20
+    firsts = {document["text"][0] == document["label"] for document in documents}
+    assert firsts == {True, False}
+
+
+@pytest.mark.slow
+def test_encoders_of_long_documents_read_them(tmp_path, monkeypatch):
+    write_news(tmp_path)
+    monkeypatch.setattr(joined_news, "NUM_DOCUMENTS", {"train": 6, "test": 3})
+    joined_news.main(str(tmp_path), str(tmp_path / "out"), "64")
+    lines = (tmp_path / "out/test.jsonl").read_text().splitlines()
+    text = json.loads(lines[0])["text"]
+    for name, size in (("roberta", 8), ("longformer", 64), ("modernbert", 64)):
+        model = bert_jax.load(tmp_path / "out/encoders" / name)
+        assert model.config.max_position_embeddings == size
+        assert np.isfinite(model.encode(text[:6])).all()

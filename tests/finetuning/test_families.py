@@ -12,6 +12,7 @@ from bert_jax import finetune
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.finetune import retrieval, squad, swag, tagging, text_classification
+from bert_jax.model.heads import find_head
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import (
     WORDS,
@@ -24,6 +25,7 @@ from tests.helpers.corpora import (
 from tests.helpers.json_lines import write_lines
 from tests.helpers.models import (
     small_deberta_config,
+    small_longformer_config,
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
@@ -61,15 +63,16 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "modernbert": {},
     "mpnet": {},
     "deberta": {},
+    "longformer": {},
 }
 # All others are in the slow tier.
-EXHAUSTIVE = ("deberta", "mpnet")
+EXHAUSTIVE = ("deberta", "longformer", "mpnet")
 LENGTH = 24
 
 
 def family_tokenizer(family, directory):
     directory.mkdir(exist_ok=True)
-    if family in ("roberta", "modernbert"):
+    if family in ("roberta", "modernbert", "longformer"):
         return train_bpe(directory, random_text(20))
     if family == "albert":
         write_albert_vocabulary(directory / "spiece.model")
@@ -96,6 +99,9 @@ def weights(request, tmp_path_factory):
         config = small_modernbert_config(tokenizer.vocab_size, **fields)
     elif request.param == "mpnet":
         config = small_mpnet_config(tokenizer.vocab_size, **fields)
+    elif request.param == "longformer":
+        fields["attention_window"] = 8
+        config = small_longformer_config(tokenizer.vocab_size, sep_id=tokenizer.sep_id, **fields)
     elif request.param == "deberta":
         config = small_deberta_config(tokenizer.vocab_size, **fields)
     else:
@@ -123,6 +129,8 @@ def train(config, weights, workdir, **data):
     assert result["steps"] >= 3 and np.isfinite(result[split][metric])
     before, after = bert_jax.load(weights), bert_jax.load(workdir)
     reset = dict.fromkeys(getattr(before.config, "pretraining_rates", ()))
+    if has_global_tokens := hasattr(before.config, "global_tokens"):
+        reset["global_tokens"] = find_head(after.head).global_tokens
     assert after.config == dataclasses.replace(before.config, **reset)
     before, after = (
         flax.traverse_util.flatten_dict(each.params["encoder"]["layers"], sep="/")
@@ -130,7 +138,10 @@ def train(config, weights, workdir, **data):
     )
     unchanged = {path for path in before if np.array_equal(before[path], after[path])}
     # A bias of the keys adds the same number to all scores of a query: no softmax depends on it.
-    assert unchanged <= {"key/bias"}
+    without_effect = {"key/bias", "key_global/bias"}
+    if has_global_tokens and after.config.global_tokens == "none":
+        without_effect |= {path for path in before if "_global/" in path}
+    assert unchanged <= without_effect
     return workdir
 
 

@@ -19,6 +19,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.deberta import DebertaConfig
 from bert_jax.model.esm import EsmConfig
 from bert_jax.model.heads import make_model
+from bert_jax.model.longformer import LongformerConfig
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.model.mpnet import MpnetConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -51,6 +52,16 @@ def small_esm_config(vocab_size: int = 33, **fields) -> EsmConfig:
     """Returns the model config of an ESM that compiles fast; a mesh of eight divides it."""
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
     return EsmConfig(vocab_size, **sizes | {"max_position_embeddings": 64} | fields)
+
+
+def small_longformer_config(vocab_size: int = 100, **fields) -> LongformerConfig:
+    """Returns the model config of a Longformer that compiles fast; a mesh of eight divides it.
+
+    Its windows are smaller than the rows of tests.
+    """
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
+    sizes |= {"attention_window": (8, 4), "max_position_embeddings": 64}
+    return LongformerConfig(vocab_size, **sizes | fields)
 
 
 def small_deberta_config(vocab_size: int = 100, **fields) -> DebertaConfig:

@@ -23,6 +23,7 @@ MASKS = (
     {"causal": True, "window": 5},
     WINDOW_AND_GLOBAL,
     {"window": 200, "has_global": True, "causal": True},
+    {"only_global_queries": True, "has_global": True},
     {"has_ranks": True},
     {"has_ranks": True, "sees_own_rank": False},
     {"has_ranks": True, "sees_own_rank": False, "window": 5, "has_global": True},
@@ -74,6 +75,8 @@ def visible_pairs(mask: AttentionMask, queries: np.ndarray) -> np.ndarray:
             is_global = np.asarray(mask.is_global)
             in_window = in_window | is_global[:, queries, None] | is_global[:, None]
         sees = sees & in_window
+    if mask.only_global_queries:
+        sees = sees & np.asarray(mask.is_global)[:, queries, None]
     if mask.causal:
         sees = sees & (key <= query)
     if mask.ranks is not None:

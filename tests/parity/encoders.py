@@ -50,6 +50,8 @@ def narrow(values: Mapping) -> dict:
         "num_hidden_layers": min(values.get("num_hidden_layers", 12), 4),
         "intermediate_size": 40,
     }
+    if "attention_window" in values:
+        small["attention_window"] = values["attention_window"][: small["num_hidden_layers"]]
     if "embedding_size" in values:
         is_wide = values["embedding_size"] == values["hidden_size"]
         small["embedding_size"] = 32 if is_wide else 16

@@ -48,6 +48,7 @@ OTHER_SIZES = {
     "ModernBert": MODERNBERT_SIZES,
     "Esm": ESM_SIZES,
     "DebertaV2": DEBERTA_SIZES,
+    "Longformer": SIZES | {"attention_window": 4, "type_vocab_size": 1},
 }
 # Keys that a configuration may have, but does not by default.
 OTHER_KEYS = {
@@ -81,6 +82,8 @@ CASES = [
     ("ModernBert", "ForSequenceClassification"),
     ("DebertaV2", "ForMaskedLM"),
     ("DebertaV2", "ForSequenceClassification"),
+    ("Longformer", "ForMaskedLM"),
+    ("Longformer", "ForSequenceClassification"),
 ]
 ACTIVATIONS = [
     "relu",
@@ -118,6 +121,7 @@ VALUES = {
     "conv_groups": [3],
     "pooler_hidden_act": ACTIVATIONS,
     "max_relative_positions": [3, 30],
+    "attention_window": [5, 8, [8, 4], [4, 4, 4]],
     "hidden_activation": ACTIVATIONS,
     "classifier_activation": ACTIVATIONS,
     "classifier_pooling": ["mean"],

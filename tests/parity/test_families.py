@@ -59,6 +59,7 @@ MODERNBERT_SIZES = {
     "sep_token_id": 3,
     "eos_token_id": 3,
 }
+LONGFORMER_SIZES = SIZES | {"type_vocab_size": 1, "attention_window": 4}
 ESM_SIZES = SIZES | {"pad_token_id": 1, "mask_token_id": 32, "token_dropout": True}
 DEBERTA = {
     "relative_attention": True,
@@ -178,6 +179,14 @@ OPTIONS = {
         },
         {"type_vocab_size": 3},  # Without distances.
     ),
+    "Longformer": (
+        {},
+        {"attention_window": [4, 8], "layer_norm_eps": 1e-5},
+        {"attention_window": 6, "num_hidden_layers": 1, "hidden_act": "relu"},
+        {"attention_window": [8, 16, 4], "num_hidden_layers": 3, "num_attention_heads": 2},
+        {"attention_window": 26, "hidden_size": 30, "type_vocab_size": 2},
+        {"attention_window": [6, 6], "intermediate_size": 17, "sep_token_id": 7},
+    ),
     # Arithmetic of RoBERTa's or of BERT's.
     "XLMRoberta": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
     "Camembert": ({"type_vocab_size": 1}, {"layer_norm_eps": 1e-5}),
@@ -187,6 +196,12 @@ OPTIONS = {
         {"use_task_id": False, "hidden_act": "relu"},
         {"use_task_id": True, "task_type_vocab_size": 1, "type_vocab_size": 4},
     ),
+}
+FAMILY_SIZES = {
+    "DistilBert": DISTILBERT_SIZES,
+    "ModernBert": MODERNBERT_SIZES,
+    "Esm": ESM_SIZES,
+    "Longformer": LONGFORMER_SIZES,
 }
 CLASSES = (
     "Model",
@@ -210,10 +225,8 @@ SEEDED_CASES = [(*case, seed) for case in CASES for seed in range(len(OPTIONS[ca
 def random_model(family: str, head: str, seed: int):
     """Returns a model of transformers whose biases and scales are random, too."""
     torch.manual_seed(seed)
-    sizes = {"DistilBert": DISTILBERT_SIZES, "ModernBert": MODERNBERT_SIZES, "Esm": ESM_SIZES}
-    sizes = sizes.get(family, SIZES)
     options = (
-        sizes
+        FAMILY_SIZES.get(family, SIZES)
         | OPTIONS[family][seed]
         | {"num_labels": 2 if head in ("ForQuestionAnswering", "ForPreTraining") else NUM_LABELS}
     )
@@ -236,6 +249,9 @@ def random_rows(config, seed: int, lengths: tuple[int, ...]) -> tuple[dict, dict
         second = length // 2 if num_segments > 1 else length
         bounds[row, 0] = 0, second, length
         tokens[row, length:] = getattr(config, "position_offset", 0) > 0  # The id of padding.
+        if hasattr(config, "sep_id"):  # The texts of a pair end there.
+            tokens[row, tokens[row] == config.sep_id] = config.sep_id + 1
+            tokens[row, [1, 2, length - 1]] = config.sep_id
     rows = {"tokens": tokens, "sequence_bounds": bounds}
     batch = unpack_rows(rows)
     inputs = {"input_ids": tokens, "attention_mask": batch["sequence_ids"] > 0}
@@ -387,6 +403,8 @@ def test_exported_model_is_the_same_in_the_same_class(family, head_class, tmp_pa
     loaded = bert_jax.load(source)
     save_huggingface(written, loaded.params, loaded.settings, loaded.tokenizer)
     tokens = torch.tensor([[2, 7, 11, 13, 5, 3], [2, 9, 60, 44, 23, 3]])
+    if family == "Longformer":  # Which finds the texts of a pair by its separators.
+        tokens[:, [2, 3, 5]] = 2
     tokens = tokens[None] if head_class == "ForMultipleChoice" else tokens
     again = type(model).from_pretrained(written).eval()
     assert again.config.architectures == model.config.architectures

@@ -333,6 +333,7 @@ CLASSES = {
     "xlm-roberta": ("XLMRobertaTokenizer", "<s>", "</s>"),
     "camembert": ("CamembertTokenizer", "<s>", "</s>"),
     "data2vec-text": ("RobertaTokenizer", "<s>", "</s>"),
+    "longformer": ("RobertaTokenizer", "<s>", "</s>"),
     "ernie": ("BertTokenizer", "[CLS]", "[SEP]"),
     "mpnet": ("MPNetTokenizer", "<s>", "</s>"),
     "deberta-v2": ("DebertaV2Tokenizer", "[CLS]", "[SEP]"),

@@ -39,6 +39,7 @@ from tests.helpers.models import (
     random_params,
     small_deberta_config,
     small_esm_config,
+    small_longformer_config,
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
@@ -52,6 +53,7 @@ ARCHITECTURES = {
     "mpnet": small_mpnet_config(VOCAB, num_heads=2, dropout_rate=0.0),
     "esm": small_esm_config(VOCAB, num_heads=2, mask_id=4),
     "deberta": small_deberta_config(VOCAB, num_heads=2, dropout_rate=0.0),
+    "longformer": small_longformer_config(VOCAB, num_heads=2, dropout_rate=0.0, sep_id=7),
 }
 """The model configs of architectures other than BERT's."""
 KEY = jax.random.key(2)

@@ -27,6 +27,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.deberta import DebertaConfig
 from bert_jax.model.esm import EsmConfig
 from bert_jax.model.execution import ExecutionPlan
+from bert_jax.model.longformer import LongformerConfig
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.model.mpnet import MpnetConfig
 from bert_jax.objectives import Objective
@@ -42,6 +43,7 @@ from tests.helpers.models import (
     random_params,
     small_deberta_config,
     small_esm_config,
+    small_longformer_config,
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
@@ -89,6 +91,12 @@ def make_deberta_config(**fields) -> DebertaConfig:
     return small_deberta_config(VOCAB, **defaults | fields)
 
 
+def make_longformer_config(**fields) -> LongformerConfig:
+    defaults = {"max_position_embeddings": LENGTH, "initializer_range": 0.2, "dropout_rate": 0.0}
+    defaults |= {"global_tokens": "first", "type_vocab_size": 2}
+    return small_longformer_config(VOCAB, **defaults | fields)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectiveCase:
     """An objective, and what is expected of it.
@@ -103,7 +111,7 @@ class ObjectiveCase:
     """
 
     objective: Objective
-    config: BertConfig | ModernBertConfig | MpnetConfig | EsmConfig | DebertaConfig
+    config: object
     weights: Mapping[str, float]
     reference: Callable[..., dict[str, tuple[float, float]]]
     frozen: dict = dataclasses.field(default_factory=dict)
@@ -118,6 +126,7 @@ ARCHITECTURES = {
     "mpnet": make_mpnet_config,
     "esm": make_esm_config,
     "deberta": make_deberta_config,
+    "longformer": make_longformer_config,
 }
 """Functions that return a model config of each architecture other than BERT's."""
 

@@ -1,0 +1,75 @@
+"""Makes a Longformer for long texts from a RoBERTa (Beltagy et al., 2020, section 5).
+
+python tools/make_longformer.py --model=roberta-base --output=longformer \
+    --max_seq_length=4096 --attention_window=512
+
+--model is anything that `bert_jax.load` reads. The table of positions of the RoBERTa is repeated up
+to --max_seq_length; global tokens start from copies of the other tokens' projections. The result is
+a checkpoint: `bert_jax.load` and `init_from` take it, and tools/convert_checkpoint.py exports it.
+configs/pretrain/longformer_base.py trains it further, which the copied positions need.
+
+Pre-training has no global tokens, so it does not train their projections. Before fine-tuning, copy
+the trained ones again:
+
+python tools/make_longformer.py --model=runs/longformer --output=longformer_trained
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import app, flags, logging
+
+# The accelerator may be busy training. Before JAX is imported.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from bert_jax.checkpoints.make_longformer import copy_projections, make_longformer
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.read import read_model
+from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.errors import CheckpointError
+
+MODEL = flags.DEFINE_string("model", None, "A RoBERTa, or a Longformer.", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "The new directory.", required=True)
+MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 4096, "Tokens of the longest text. Of a Longformer, it stays.", lower_bound=1
+)
+ATTENTION_WINDOW = flags.DEFINE_integer(
+    "attention_window",
+    512,
+    "Tokens that each token sees, half on each side. Of a Longformer, it stays.",
+    lower_bound=2,
+)
+
+
+def make(
+    source: pathlib.Path, destination: pathlib.Path, max_seq_length: int, attention_window: int
+) -> None:
+    """Writes the Longformer to a new directory."""
+    if destination.exists():
+        raise FileExistsError(f"{destination} exists already: choose another --output")
+    model = read_model(source)
+    if model.settings["architecture"]["name"] == "longformer":
+        encoder = model.params["encoder"]
+        encoder = encoder | {"layers": copy_projections(encoder["layers"])}
+        model = model._replace(params=model.params | {"encoder": encoder})
+    else:
+        model = make_longformer(model, max_seq_length, attention_window)
+    write_checkpoint(destination, model.params, model.settings, model.tokenizer)
+    print(f"Wrote a Longformer to {destination}")
+
+
+def main(argv: list[str]) -> None:
+    if argv[1:]:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
+    try:
+        paths = pathlib.Path(MODEL.value), pathlib.Path(OUTPUT.value)
+        make(*paths, MAX_SEQ_LENGTH.value, ATTENTION_WINDOW.value)
+    except (CheckpointError, ImportError, OSError, ValueError) as error:
+        sys.exit(f"make_longformer: {describe_error(error)}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
