@@ -24,13 +24,13 @@ import jax
 import numpy as np
 
 from bert_corpus.vocabulary import train_byte_pair
+from bert_jax.checkpoints.make_longformer import write_longformer
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from bert_jax.tools import make_longformer
 
 TOKENS_PER_WORD = 1.4  # Of R8, with a vocabulary of 4,096.
 VOCAB_SIZE = 4096
@@ -98,7 +98,7 @@ def write_encoders(directory: pathlib.Path, tokenizer, length: int) -> None:
         params = jax.jit(model.init)(jax.random.key(0), dict.fromkeys(names, tokens))["params"]
         settings = model_settings(config, params)
         write_checkpoint(directory / name, jax.device_get(params), settings, tokenizer)
-    make_longformer.make(directory / "roberta", directory / "longformer", length, window)
+    write_longformer(directory / "roberta", directory / "longformer", length, window)
 
 
 def main(source: str, output: str, length: str) -> None:

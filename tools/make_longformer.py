@@ -23,9 +23,7 @@ from absl import app, flags, logging
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from bert_jax.checkpoints.make_longformer import copy_projections, make_longformer
-from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.make_longformer import write_longformer
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 
@@ -42,23 +40,6 @@ ATTENTION_WINDOW = flags.DEFINE_integer(
 )
 
 
-def make(
-    source: pathlib.Path, destination: pathlib.Path, max_seq_length: int, attention_window: int
-) -> None:
-    """Writes the Longformer to a new directory."""
-    if destination.exists():
-        raise FileExistsError(f"{destination} exists already: choose another --output")
-    model = read_model(source)
-    if model.settings["architecture"]["name"] == "longformer":
-        encoder = model.params["encoder"]
-        encoder = encoder | {"layers": copy_projections(encoder["layers"])}
-        model = model._replace(params=model.params | {"encoder": encoder})
-    else:
-        model = make_longformer(model, max_seq_length, attention_window)
-    write_checkpoint(destination, model.params, model.settings, model.tokenizer)
-    print(f"Wrote a Longformer to {destination}")
-
-
 def main(argv: list[str]) -> None:
     if argv[1:]:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
@@ -66,7 +47,8 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     try:
         paths = pathlib.Path(MODEL.value), pathlib.Path(OUTPUT.value)
-        make(*paths, MAX_SEQ_LENGTH.value, ATTENTION_WINDOW.value)
+        write_longformer(*paths, MAX_SEQ_LENGTH.value, ATTENTION_WINDOW.value)
+        print(f"Wrote a Longformer to {OUTPUT.value}")
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"make_longformer: {describe_error(error)}")
 

@@ -1,13 +1,37 @@
 """Makes a Longformer from the weights of a RoBERTa (Beltagy et al., 2020, section 5)."""
 
+import pathlib
+
 import numpy as np
 
+from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, model_settings
+from bert_jax.checkpoints.read import read_model
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.longformer import LongformerConfig
 
 PROJECTIONS = ("query", "key", "value")
+
+
+def write_longformer(
+    source: pathlib.Path, destination: pathlib.Path, max_seq_length: int, attention_window: int
+) -> None:
+    """Writes the Longformer that starts from a RoBERTa to a new directory.
+
+    Of a Longformer, it copies the projections again, and changes nothing else. Raises
+    FileExistsError, and what `read_model` and `make_longformer` raise.
+    """
+    if destination.exists():
+        raise FileExistsError(f"{destination} exists already: choose another --output")
+    model = read_model(source)
+    if model.settings["architecture"]["name"] == LongformerConfig.architecture:
+        encoder = model.params["encoder"]
+        encoder = encoder | {"layers": copy_projections(encoder["layers"])}
+        model = model._replace(params=model.params | {"encoder": encoder})
+    else:
+        model = make_longformer(model, max_seq_length, attention_window)
+    write_checkpoint(destination, model.params, model.settings, model.tokenizer)
 
 
 def make_longformer(model: LoadedModel, max_seq_length: int, attention_window: int) -> LoadedModel:

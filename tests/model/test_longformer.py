@@ -14,7 +14,7 @@ import pytest
 import bert_jax
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.make_longformer import make_longformer
+from bert_jax.checkpoints.make_longformer import make_longformer, write_longformer
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.checkpoints.read import read_model
@@ -24,7 +24,6 @@ from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_row
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.longformer import LongformerConfig, find_global_tokens, flops_per_row
 from bert_jax.model.longformer_names import config_from_json, config_to_json
-from bert_jax.tools import make_longformer as tool
 from bert_jax.training.pretrain_setup import make_model_config
 from tests.helpers.corpora import WORDS, build_small_corpus, random_text, train_bpe
 from tests.helpers.models import (
@@ -148,7 +147,9 @@ def write_roberta(directory, **fields):
 
 def test_longformer_made_of_a_roberta_computes_the_same_in_short_texts(tmp_path):
     roberta = write_roberta(tmp_path)
-    tool.make(tmp_path / "roberta", tmp_path / "made", max_seq_length=40, attention_window=24)
+    write_longformer(
+        tmp_path / "roberta", tmp_path / "made", max_seq_length=40, attention_window=24
+    )
     made, original = bert_jax.load(tmp_path / "made"), bert_jax.load(tmp_path / "roberta")
     text = "the river and old"
     for positions in ((), (0, 2)):
@@ -162,13 +163,13 @@ def test_longformer_made_of_a_roberta_computes_the_same_in_short_texts(tmp_path)
     layers = made.params["encoder"]["layers"]
     layers["query"] = jax.tree.map(lambda leaf: leaf + 1, layers["query"])
     made.save(tmp_path / "trained")
-    tool.make(tmp_path / "trained", tmp_path / "copied", 4096, 512)
+    write_longformer(tmp_path / "trained", tmp_path / "copied", 4096, 512)
     copied = bert_jax.load(tmp_path / "copied")
     assert copied.config == made.config
     again = copied.params["encoder"]["layers"]
     assert_trees_equal(again["query_global"], again["query"])
     with pytest.raises(FileExistsError, match="choose another --output"):
-        tool.make(tmp_path / "roberta", tmp_path / "made", 40, 24)
+        write_longformer(tmp_path / "roberta", tmp_path / "made", 40, 24)
 
 
 def test_longformer_is_made_of_a_roberta_alone(tmp_path):
@@ -186,7 +187,7 @@ def test_longformer_is_made_of_a_roberta_alone(tmp_path):
 
 def test_global_positions_outside_of_a_text_are_an_error(tmp_path):
     write_roberta(tmp_path)
-    tool.make(tmp_path / "roberta", tmp_path / "made", max_seq_length=40, attention_window=8)
+    write_longformer(tmp_path / "roberta", tmp_path / "made", max_seq_length=40, attention_window=8)
     model, texts = bert_jax.load(tmp_path / "made"), ["the river", "a town"]
     vectors = model.encode(texts, global_positions=[[0], [1, 2]])
     np.testing.assert_allclose(
@@ -230,7 +231,7 @@ def test_its_products_are_those_of_windows():
 @pytest.mark.exhaustive
 def test_it_is_made_pretrained_and_finetuned_on_questions_loaded_and_exported(tmp_path):
     write_roberta(tmp_path, num_layers=1)
-    tool.make(tmp_path / "roberta", tmp_path / "made", max_seq_length=64, attention_window=8)
+    write_longformer(tmp_path / "roberta", tmp_path / "made", max_seq_length=64, attention_window=8)
     vocabulary = bert_jax.load(tmp_path / "made").tokenizer
     corpus = build_small_corpus(
         tmp_path / "corpus", tmp_path / "tokenizer/bpe.json", rows="full_sentences"
