@@ -27,6 +27,11 @@ def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
+@pytest.mark.slow
+def test_every_mesh_agrees_with_one_device(tmp_path):
+    suites.every_mesh_agrees_with_one_device(CASE, tmp_path)
+
+
 # The others are in the exhaustive tier.
 ON_OTHERS = [
     pytest.param(name, marks=pytest.mark.slow if name == "modernbert" else pytest.mark.exhaustive)

@@ -406,7 +406,7 @@ OBJECTIVE = [
         (saved_parameters_load_again, ()),
         (every_parameter_has_a_sharding_rule, ()),
         (flops_are_positive_and_monotone, ()),
-        (every_mesh_agrees_with_one_device, pytest.mark.slow),
+        (every_mesh_agrees_with_one_device, pytest.mark.exhaustive),
     )
 ]
 """The properties of an objective: functions of its case and an empty directory."""
