@@ -7,6 +7,9 @@ import numpy as np
 
 from bert_corpus.pairs import Pair
 from bert_jax.data.packing import pack_lengths, row_dtype
+from bert_jax.tokenizers.stored import Layout
+
+BERT_LAYOUT = Layout()
 
 
 def pack_pairs(
@@ -16,10 +19,12 @@ def pack_pairs(
     special_ids: tuple[int, int, int],
     rng: random.Random,
     typecode: str = "H",
+    layout: Layout = BERT_LAYOUT,
 ) -> np.ndarray:
     """Packs pairs into rows of `row_dtype`; `special_ids` are of [PAD], [CLS] and [SEP].
 
-    `typecode` is of the arrays of token ids: "H" (uint16) or "I" (uint32).
+    `typecode` is of the arrays of token ids: "H" (uint16) or "I" (uint32). `layout` is the
+    tokenizer's.
     Shuffles `pairs` in place, so that pairs of one document share a row only by chance.
     """
     pad_id, cls_id, sep_id = special_ids
@@ -33,13 +38,19 @@ def pack_pairs(
         for slot, member in enumerate(members):
             first, second, nsp_label, *_ = pairs[member]
             start = len(tokens)
-            tokens.append(cls_id)
+            if not layout.cls_last:
+                tokens.append(cls_id)
             tokens.extend(first)
             tokens.append(sep_id)
+            second_start = len(tokens)
             if second:
                 tokens.extend(second)
                 tokens.append(sep_id)
-            row["sequence_bounds"][slot] = (start, start + len(first) + 2, len(tokens))
+            if layout.cls_last:  # In segment 1, beside one text.
+                tokens.append(cls_id)
+            if not second and not (layout.cls_last and layout.has_segments):
+                second_start = len(tokens)
+            row["sequence_bounds"][slot] = (start, second_start, len(tokens))
             row["nsp_labels"][slot] = nsp_label
         row["tokens"][: len(tokens)] = tokens
     return rows

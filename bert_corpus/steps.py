@@ -25,11 +25,12 @@ from bert_corpus.encoding import TYPECODES, Encoder
 from bert_corpus.full_sentences import make_full_sentences, make_segments
 from bert_corpus.identity import text_hash, visible_text
 from bert_corpus.inputs import Unit
-from bert_corpus.packing import pack_pairs
+from bert_corpus.packing import BERT_LAYOUT, pack_pairs
 from bert_corpus.pairs import IS_NEXT, NOT_NEXT, Pair, make_pairs
 from bert_corpus.readers import Document, read_documents
 from bert_corpus.sentences import UNREADABLE, cut_sentence, split_sentences
 from bert_jax.data.packing import token_dtype
+from bert_jax.tokenizers.stored import Layout
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # About 32 KiB of text: even a few long documents have many parts, each with many pairs. Long rows
@@ -316,7 +317,9 @@ def make_rows(
         rng.shuffle(parts)
         for group in range(num_groups):
             group_parts = parts[group::num_groups]
-            group_rows, counts = rows_of_group(group_parts, special_ids, config, rng, typecode)
+            group_rows, counts = rows_of_group(
+                group_parts, special_ids, config, rng, typecode, tokenizer.layout
+            )
             counts["unknown_tokens"] = int((group_rows["tokens"] == tokenizer.unk_id).sum())
             rows.append(group_rows)
             report.count(split).update(counts)
@@ -359,10 +362,12 @@ def rows_of_group(
     config: CorpusConfig,
     rng: random.Random,
     typecode: str = "H",
+    layout: Layout = BERT_LAYOUT,
 ) -> tuple[np.ndarray, collections.Counter]:
     """Makes rows of parts; returns them, `row_dtype` [num_rows], and counts for the manifest.
 
-    `special_ids` are of [PAD], [CLS] and [SEP], `typecode` is the parts'.
+    `special_ids` are of [PAD], [CLS] and [SEP], `typecode` is the parts', and `layout` the
+    tokenizer's.
     """
     length, counts = config.max_seq_length, collections.Counter()
     if config.rows in LABELED_ROWS:
@@ -399,7 +404,7 @@ def rows_of_group(
             sep_id = special_ids[2]
             sequences = make_full_sentences(documents, length - 2, sep_id, crosses, typecode)
         pairs = [Pair(sequence, array(typecode), IS_NEXT) for sequence in sequences]
-    rows = pack_pairs(pairs, length, config.max_sequences, special_ids, rng, typecode)
+    rows = pack_pairs(pairs, length, config.max_sequences, special_ids, rng, typecode, layout)
     counts["pairs"] = len(pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     counts["rows"] = len(rows)

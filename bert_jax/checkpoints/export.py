@@ -24,7 +24,7 @@ from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.checkpoints.transformers_names import PRETRAINING_HEADS, check_positions
 from bert_jax.data.features import unpack_rows
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.config import BertConfig
+from bert_jax.model.config import BertConfig, pools_last
 from bert_jax.model.heads import HEADS, TARGET_SCALE, find_head, make_model
 from bert_jax.tokenizers.export import transformers_files
 from bert_jax.tokenizers.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
@@ -135,7 +135,7 @@ def _check_own_head(params: Mapping, config: BertConfig, head: Mapping) -> None:
         return
     tokens = np.arange(8, dtype=np.int32)[None] % config.vocab_size
     rows = {"tokens": tokens, "sequence_bounds": np.array([[[0, 8, 8]]], np.int32)}
-    batch = rows | unpack_rows(rows, config.causal)
+    batch = rows | unpack_rows(rows, pools_last(config))
     outputs, expected = (
         make_model(config, {**head, "task": name}).apply({"params": params}, batch)
         for name in (head["task"], head_in_transformers(head))
@@ -205,7 +205,7 @@ def _config_json(config, head: Mapping, params: Mapping) -> dict:
             raise ValueError(f"transformers has no head for {head['task']}{lstm}{own}")
         if form.class_suffix not in stored.heads:
             raise ValueError(f"transformers' {name} has no head for {head['task']}")
-        values["architectures"] = [stored.class_prefix + form.class_suffix]
+        values["architectures"] = [stored.class_of(form.class_suffix)]
         if not form.labels:
             values["id2label"] = dict(enumerate(head["labels"]))
             values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
@@ -231,7 +231,7 @@ def params_to_huggingface(
         value = np.asarray(value, np.float32)[: table[path].num_rows]
         names = table[path].names()
         for name, own in zip(names, value if table[path].is_stacked else [value], strict=True):
-            own = own.T if table[path].is_transposed else own
+            own = table[path].stored(own)
             index, count = table[path].part
             tensor = tensors.setdefault(
                 name, np.empty((count * len(own), *own.shape[1:]), np.float32)

@@ -55,10 +55,10 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     labels = [names.get(str(i), f"LABEL_{i}") for i in range(count)]
     # The same models are FlaxBertForMaskedLM and BertForMaskedLM.
     architectures = [str(name).removeprefix("Flax") for name in values.get("architectures") or ()]
-    prefix = FORMATS[values.get("model_type", "bert")].class_prefix
+    stored_form = FORMATS[values.get("model_type", "bert")]
     default = "regression" if count == 1 else "single_label_classification"  # In transformers.
     problem, head = values.get("problem_type") or default, None
-    is_classifier = prefix + CLASSIFICATION.transformers.class_suffix in architectures
+    is_classifier = stored_form.class_of(CLASSIFICATION.transformers.class_suffix) in architectures
     if is_classifier and problem not in (default, "multi_label_classification"):
         reason = f"problem_type {problem!r} with {count} labels is not supported"
         raise ValueError(f"config.json: {reason}: remove `architectures` to read the encoder alone")
@@ -66,7 +66,7 @@ def head_from_huggingface(values: Mapping) -> dict | None:
         form = each.transformers
         if (
             form
-            and prefix + form.class_suffix in architectures
+            and stored_form.class_of(form.class_suffix) in architectures
             and form.problem_type in ("", problem)
         ):
             head = {"task": name, "labels": list(form.labels or labels)}
@@ -132,10 +132,11 @@ def tensor_table(config, head: Mapping | None = None) -> dict[str, parameters.St
         if name := huggingface_name(path, head, stored):
             table[path] = parameters.StoredTensor(
                 name=name,
-                is_transposed=path.endswith("/kernel"),
+                is_transposed=path.endswith("/kernel") and stored.by_head.get(path) != "inputs",
                 num_rows=config.vocab_size if path in stored.padded else None,
                 part=stored.parts.get(path.rpartition("/")[0], (0, 1)),
                 layers=_layers(config, path, parameter.shape),
+                num_heads=config.num_heads if path in stored.by_head else None,
             )
     return table
 
@@ -281,6 +282,7 @@ def _check_code_and_adapters(values: Mapping) -> None:
 
 def check_pooling(config: BertConfig, head: Mapping | None) -> None:
     """Raises ValueError for a pooled head on a causal model, where we pool the last token."""
-    if config.causal and head and find_head(head).input_kind == "pooled":
+    cls_last = getattr(config, "cls_last", False)
+    if config.causal and not cls_last and head and find_head(head).input_kind == "pooled":
         reason = "transformers pools [CLS], which sees no other token in a left-to-right model"
         raise ValueError(f"a head for {head['task']} cannot be converted: {reason}")

@@ -17,7 +17,7 @@ from absl import logging
 
 from bert_jax.checkpoints.transformers_config import FORMATS
 from bert_jax.checkpoints.transformers_names import PRETRAINING_HEADS
-from bert_jax.data.features import unpack_rows
+from bert_jax.data.features import check_layout, unpack_rows
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import find_head, make_model
 from bert_jax.objectives.masked_lm import PretrainingModel
@@ -37,6 +37,7 @@ class StoredTensor(NamedTuple):
       num_rows: how many rows of the parameter it has; None: all. The vocabulary is padded here.
       part: (i, n) if the parameter is the i-th of n equal parts of the tensor, along the outputs.
       layers: the numbers of the layers that have the parameter, if it is stacked; else None.
+      num_heads: into which the last axis is split, if it is stored as two, `[heads, head_dim]`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class StoredTensor(NamedTuple):
     num_rows: int | None = None
     part: tuple[int, int] = (0, 1)
     layers: tuple[int, ...] | None = None
+    num_heads: int | None = None
 
     @property
     def is_stacked(self) -> bool:
@@ -62,6 +64,8 @@ class StoredTensor(NamedTuple):
         if self.num_rows is not None:
             shape = (self.num_rows, *shape[1:])
         first, *rest = shape[::-1] if self.is_transposed else shape
+        if self.num_heads is not None:
+            rest[-1:] = self.num_heads, rest[-1] // self.num_heads
         return (first * self.part[1], *rest)
 
     def value(self, tensor: np.ndarray) -> np.ndarray:
@@ -69,7 +73,16 @@ class StoredTensor(NamedTuple):
         index, count = self.part
         size = len(tensor) // count
         part = tensor[index * size : (index + 1) * size]
+        if self.num_heads is not None:
+            part = part.reshape(*part.shape[:-2], -1)
         return part.T if self.is_transposed else part
+
+    def stored(self, value: np.ndarray) -> np.ndarray:
+        """Returns the part of a tensor that stores a value of the parameter, of one layer."""
+        part = value.T if self.is_transposed else value
+        if self.num_heads is not None:
+            part = part.reshape(*part.shape[:-1], self.num_heads, -1)
+        return part
 
 
 class LoadReport(NamedTuple):
@@ -320,6 +333,10 @@ def build_loaded_model(
             f"{directory}: the tokenizer has {sizes}: {', '.join(names[:5])} have no embedding; "
             "use the model's own tokenizer, or remove the names of tokens that texts do not contain"
         )
+    try:
+        check_layout(config, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from None
     needs_pooler = "head" in params and find_head(head).input_kind == "pooled"
     if needs_pooler and "pooler" not in params["encoder"]:
         fix = "remove `architectures` from config.json to read the encoder alone"

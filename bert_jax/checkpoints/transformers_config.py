@@ -10,6 +10,7 @@ from bert_jax.model import (
     longformer_names,
     modernbert_names,
     mpnet_names,
+    xlnet_names,
 )
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
@@ -102,6 +103,7 @@ FORMATS["mpnet"] = mpnet_names.TRANSFORMERS
 FORMATS["esm"] = esm_names.TRANSFORMERS
 FORMATS["deberta-v2"] = deberta_names.TRANSFORMERS
 FORMATS["longformer"] = longformer_names.TRANSFORMERS
+FORMATS["xlnet"] = xlnet_names.TRANSFORMERS
 """How transformers stores the models of each `model_type` of `config.json`."""
 
 

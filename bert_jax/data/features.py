@@ -54,13 +54,14 @@ class ModelInput:
 def make_sequence(
     tokenizer, first: Sequence[int], second: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int]:
-    """Joins one text or two by `tokenizer.layout`: `[CLS] first [SEP]`, then any `second [SEP]`.
+    """Joins one text or two by `tokenizer.layout`, such as `[CLS] first [SEP] second [SEP]`.
 
-    Returns the ids, and the start of segment 1: their number if there is none. Raises ValueError
-    for a text without tokens where there are no special tokens either.
+    Returns the ids, and the start of segment 1: their number if there is none. Beside one text, a
+    [CLS] at the end is segment 1. Raises ValueError for a text without tokens where there are no
+    special tokens either.
     """
     layout = tokenizer.layout
-    before, after = [tokenizer.cls_id] * layout.num_around, [tokenizer.sep_id] * layout.num_around
+    before, after = layout.around(tokenizer.cls_id, tokenizer.sep_id)
     ids = [*before, *first]
     start = None
     if second is not None:
@@ -72,8 +73,21 @@ def make_sequence(
         raise ValueError(
             "a text has no tokens, and this tokenizer adds no special tokens: remove it"
         )
-    has_second = start is not None and layout.has_segments
-    return np.array(ids, np.int32), start if has_second else len(ids)
+    if start is None:
+        start = len(ids) - layout.cls_last
+    return np.array(ids, np.int32), start if layout.has_segments else len(ids)
+
+
+def check_layout(model_config, tokenizer) -> None:
+    """Raises ValueError if a tokenizer puts [CLS] where the model does not expect it."""
+    expects_last = getattr(model_config, "cls_last", False)
+    if expects_last != tokenizer.layout.cls_last:
+        cls, place = tokenizer.id_to_token(tokenizer.cls_id), "last" if expects_last else "first"
+        raise ValueError(
+            f"{model_config.architecture} expects {cls} {place} in a sequence, where the tokenizer "
+            "does not put it: use the model's own, or set `post_processor` in its tokenizer.json "
+            "(XLNet's makes `a <sep> b <sep> <cls>`)"
+        )
 
 
 def check_segments(model_config, features: Iterable[ModelInput]) -> None:
@@ -206,29 +220,29 @@ def to_devices(rows: dict[str, np.ndarray], sharding: Sharding) -> dict[str, jax
     }
 
 
-def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, jax.Array]:
+def unpack_rows(rows: dict[str, jax.Array], pools_last: bool = False) -> dict[str, jax.Array]:
     """Expands packed rows, as read from disk, into the arrays that the model takes. Runs on device.
 
     Args:
       rows: `tokens` `[batch, length]`, `sequence_bounds` `[batch, max_sequences, 3]` and in
         pre-training `nsp_labels` `[batch, max_sequences]`, as in `row_dtype`, of any integer dtype;
         with positions that a caller chose as global, bool `is_global` `[batch, length]`.
-      causal: whether the model is causal: [CLS] then sees no other token, the last token sees all.
+      pools_last: whether the pooler reads the last token of a sequence (`model.config.pools_last`).
 
     Returns:
       int32 `tokens`, `segment_ids` (1 in the second segment of a pair), `position_ids` (restarting
       in each sequence) and `sequence_ids` (1, 2, ... in each row), all `[batch, length]` and 0 on
-      padding; int32 `pooled_positions` `[batch, max_sequences]`, of [CLS], or if `causal` of the
-      last token; and given `nsp_labels`, these as int32 and float32 `nsp_weights` `[batch,
-      max_sequences]`, 1 for a pair, 0 for a sequence without a second segment or an unused slot;
-      `is_global` as it is.
+      padding; int32 `pooled_positions` `[batch, max_sequences]`, of the first token, or if
+      `pools_last` of the last one; and given `nsp_labels`, these as int32 and float32 `nsp_weights`
+      `[batch, max_sequences]`, 1 for a pair, 0 for a sequence without a second segment or an unused
+      slot; `is_global` as it is.
     """
     tokens = rows["tokens"].astype(jnp.int32)
     bounds = rows["sequence_bounds"].astype(jnp.int32)
     start, second, end = jnp.moveaxis(bounds, -1, 0)
     batch = {
         "tokens": tokens,
-        "pooled_positions": jnp.maximum(end - 1, 0) if causal else start,
+        "pooled_positions": jnp.maximum(end - 1, 0) if pools_last else start,
     }
     batch |= _describe_positions(bounds, tokens.shape[1])
     if "is_global" in rows:

@@ -36,6 +36,7 @@ class Masking:
         to 3 words with probability proportional to 1 / n, each token corrupted on its own).
       repeat_after: number of epochs after which a row's masks repeat (static masking, the released
         `dupe_factor`); 0 draws new masks in every epoch.
+      ngram_lengths: relative frequencies of n-grams of 1, 2, ... words, for "ngram".
       mask_fraction, keep_fraction, random_fraction: of the tokens to predict, those that become
         [MASK], stay the same, or become a random token; must sum to 1.
     """
@@ -51,6 +52,7 @@ class Masking:
     mask_fraction: float = 0.8
     keep_fraction: float = 0.1
     random_fraction: float = 0.1
+    ngram_lengths: tuple[float, ...] = NGRAM_LENGTHS
 
     def __post_init__(self):
         if self.unit not in UNITS:
@@ -93,7 +95,7 @@ def mask_tokens(
             if masking.unit == "whole_word":
                 chosen = _choose_words(choose_key, maskable, word, budget)
             else:
-                lengths = SPAN_LENGTHS if masking.unit == "span" else NGRAM_LENGTHS
+                lengths = SPAN_LENGTHS if masking.unit == "span" else masking.ngram_lengths
                 chosen, span = choose_spans(
                     choose_key, maskable, word, budget, masking.max_predictions, lengths
                 )

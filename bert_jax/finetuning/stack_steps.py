@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.data.features import unpack_rows
 from bert_jax.finetuning.step import make_finetune_step, make_predict_step
 from bert_jax.model.architecture import architecture_of
+from bert_jax.model.config import pools_last
 from bert_jax.model.heads import Head
 from bert_jax.sharding.rules import (
     TASK_RULES,
@@ -88,7 +89,7 @@ def build_stack_steps(
 
     def init(key, pretrained):
         rows = jax.tree.map(jnp.asarray, row)
-        batch = rows | unpack_rows(rows, model.config.causal)
+        batch = rows | unpack_rows(rows, pools_last(model.config))
         fresh = model.init(key, batch)["params"]
         params = fresh | pretrained | {"encoder": fresh["encoder"] | pretrained["encoder"]}
         opt_state = optimizer(ANY_HYPERPARAMETERS).init(params)

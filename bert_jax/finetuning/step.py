@@ -23,6 +23,7 @@ from bert_jax.data.features import (
     unpack_rows,
 )
 from bert_jax.finetuning.gradient_cache import add_vector_gradients
+from bert_jax.model.config import pools_last
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, Outputs, label_weights
 from bert_jax.sharding.compiler_options import product_options
@@ -126,7 +127,7 @@ def trial_gradients(
 
     def outputs(params, rows):
         row_dropout = dropout._replace(rows=rows["dropout_rows"])
-        batch = rows | unpack_rows(rows, model.config.causal)
+        batch = rows | unpack_rows(rows, pools_last(model.config))
         return model.apply({"params": params}, batch, dropout=row_dropout)
 
     def loss_fn(params, rows):
@@ -175,7 +176,7 @@ def make_predict_step(
     """
 
     def run(params, rows):
-        batch = rows | unpack_rows(rows, model.config.causal)
+        batch = rows | unpack_rows(rows, pools_last(model.config))
         outputs, sums = model.apply({"params": params}, batch), jnp.zeros(2)
         if head.loss:
             weights = label_weights(head, rows)

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
 from bert_jax.model.attention import attention_probabilities
+from bert_jax.model.config import pools_last
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
 
@@ -90,17 +91,27 @@ def split_rows(
             start = end
 
 
+def with_ranks(config, rows: dict, mask_id: int) -> dict:
+    """Returns rows whose masks are predicted, with what a query stream needs, if there is one.
+
+    Each mask is predicted from all tokens that are no masks.
+    """
+    if not getattr(config, "has_query_stream", False):
+        return rows
+    return rows | {"ranks": (rows["tokens"] == mask_id).astype(jnp.int32)}
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def token_logits(model: nn.Module, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
     """Returns masked-LM logits at int32 `[B, K]` positions: float32 `[B, K, padded_vocab]`."""
-    batch = unpack_rows(rows)
+    batch = rows | unpack_rows(rows)
     return model.apply({"params": params}, batch, positions, method="predict_tokens")
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="method")
 def head_outputs(model: nn.Module, params: dict, rows: dict, method: str = "__call__") -> jax.Array:
     """Returns the outputs of a model's method for rows, by default those of its one head."""
-    batch = rows | unpack_rows(rows, model.config.causal)
+    batch = rows | unpack_rows(rows, pools_last(model.config))
     return model.apply({"params": params}, batch, method=method)
 
 

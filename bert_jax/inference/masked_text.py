@@ -29,6 +29,11 @@ Fills = list[Fill] | list[list[Fill]]
 
 def tokenize_masked(text: str, tokenizer: Tokenizer) -> list[int]:
     """Returns the token ids `[CLS] ... [SEP]` of `text`, in which masks are special tokens."""
+    return _sequence(text, tokenizer)[0].tolist()
+
+
+def _sequence(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
+    """Returns the ids of `tokenize_masked`, and what else `make_sequence` returns."""
     *parts, last = text.split(tokenizer.mask_token)
     if tokenizer.mask_lstrip:
         parts = [part.rstrip() for part in parts]
@@ -36,7 +41,7 @@ def tokenize_masked(text: str, tokenizer: Tokenizer) -> list[int]:
     tokens = tokenizer.encode(first)
     for part in others:
         tokens += [tokenizer.mask_id, *tokenizer.encode(part, continues=True)]
-    return make_sequence(tokenizer, tokens)[0].tolist()
+    return make_sequence(tokenizer, tokens)
 
 
 def masked_features(
@@ -50,11 +55,11 @@ def masked_features(
     for text in texts:
         if tokenizer.mask_token not in text:
             raise ValueError(f"text has no {tokenizer.mask_token} to fill in: {text!r}")
-        tokens = tokenize_masked(text, tokenizer)
+        tokens, second_start = _sequence(text, tokenizer)
         if len(tokens) > max_length:
             size = f"{len(tokens)} tokens, expected at most {max_length}"
             raise ValueError(f"text has {size}: shorten {text!r:.60}")
-        features.append(ModelInput((np.array(tokens),), (len(tokens),)))
+        features.append(ModelInput((tokens,), (second_start,)))
     return features
 
 

@@ -48,7 +48,7 @@ from bert_jax.inference.text_inputs import (
     with_global_positions,
 )
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.config import BertConfig
+from bert_jax.model.config import BertConfig, pools_last
 from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import CHOICES, Execution, ExecutionPlan, log_path, plan_execution
 from bert_jax.model.heads import HEADS, find_head, make_model
@@ -274,7 +274,7 @@ class PretrainedModel:
         features = self._make_features(parts, chosen, max_length, global_positions)
         check_segments(self.config, features)
         length = length or max(map(len, features), default=2)
-        return build_batch(features, length, self.tokenizer.pad_id, self.config.causal)
+        return build_batch(features, length, self.tokenizer.pad_id, pools_last(self.config))
 
     def encode(
         self,
@@ -423,6 +423,7 @@ class PretrainedModel:
 
         def token_logits(rows: dict) -> jax.Array:
             positions = masked_text.find_masks(rows["tokens"], self.tokenizer.mask_id, count)
+            rows = forward.with_ranks(self.config, rows, self.tokenizer.mask_id)
             return forward.token_logits(model, self.params, rows, positions)
 
         results = [None] * len(features)
@@ -800,7 +801,11 @@ class PretrainedModel:
         compute = functools.partial(forward.head_outputs, model)
         if mesh is not None:
             compute = functools.partial(forward.spread_head_outputs, model, mesh)
-        function = functools.partial(compute, self.params, method="log_probabilities")
+
+        def function(rows: dict) -> jax.Array:
+            rows = forward.with_ranks(self.config, rows, self.tokenizer.mask_id)
+            return compute(self.params, rows, method="log_probabilities")
+
         labels, results = LabelLayout(per_position=True), []
         for block in blocks_of_tokens(features, TOKENS_PER_BLOCK):
             rows = self._compute_rows(function, block, batch_size, labels=labels)

@@ -26,7 +26,8 @@ class Tokens(NamedTuple):
     Attributes:
       tokens: the pieces.
       ids: int32 `[length]`, their ids.
-      segment_ids: int32 `[length]`, 0 up to the first [SEP], 1 in the second text of a pair.
+      segment_ids: int32 `[length]`, 0 up to the first [SEP], 1 in the second text of a pair; 2 for
+        [CLS] where that is the last token.
       words: int32 `[length]`, the index of the word in its text, from 0; -1 for [CLS] and [SEP].
       offsets: int32 `[length, 2]`, characters `[start, end)` in its text; 0, 0 for [CLS] and [SEP].
     """
@@ -165,22 +166,24 @@ def describe_tokens(
         if len(text) == 2:  # Truncated as the features were.
             num_tokens = len(ids) - layout.num_special_tokens(2)
             kept = truncate_longest_first(*kept, num_tokens)
-        start = layout.num_around
+        start = layout.num_before
         for (part_ids, part_offsets), kept_ids in zip(parts, kept, strict=True):
             begins_word = tokenizer.word_start[part_ids]
             begins_word[:1] = True  # Whatever its piece.
-            end = min(start + len(kept_ids), len(ids) - layout.num_around)
+            end = min(start + len(kept_ids), len(ids) - layout.num_after)
             words[start:end] = (np.cumsum(begins_word) - 1)[: end - start]
             offsets[start:end] = part_offsets[: end - start]
             start = end + layout.num_separators
         segment_ids = (np.arange(len(ids)) >= second).astype(np.int32)
+        if layout.cls_last and layout.has_segments:
+            segment_ids[-1] = 2
         tokens = token_names(feature, tokenizer)
         described.append(Tokens(tokens, ids, segment_ids, words, offsets))
     return described
 
 
 def build_batch(
-    features: Sequence[ModelInput], length: int, pad_id: int, causal: bool
+    features: Sequence[ModelInput], length: int, pad_id: int, pools_last: bool
 ) -> dict[str, np.ndarray]:
     """Builds a batch of one feature per row, padded to `length`: all that any module reads.
 
@@ -190,6 +193,6 @@ def build_batch(
     rows = shape.build([[feature] for feature in features], len(features))
     names = ("tokens", "sequence_bounds", "is_global")
     rows = {name: rows[name] for name in names if name in rows}
-    batch = {name: np.asarray(array) for name, array in unpack_rows(rows, causal).items()}
+    batch = {name: np.asarray(array) for name, array in unpack_rows(rows, pools_last).items()}
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), rows["tokens"].shape)
     return rows | batch | {"target_positions": positions.copy()}

@@ -118,7 +118,8 @@ def unmask_rows(
     """
     row = jnp.arange(len(positions))[:, None]
     tokens = jnp.asarray(rows["tokens"]).at[row, positions].set(slots.tokens)
-    logits = forward.token_logits(model, params, rows | {"tokens": tokens}, positions)
+    rows = forward.with_ranks(model.config, rows | {"tokens": tokens}, mask_id)
+    logits = forward.token_logits(model, params, rows, positions)
     is_special = jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(special_ids))
     logits = jnp.where(is_special, jnp.finfo(jnp.float32).min, logits)
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, step)

@@ -11,12 +11,16 @@ That file offers:
   share them; `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
   `pools_positions`, whether heads that predict each position read it through the pooler;
   `pooler_in_lm_head`, the part of the head for tokens from which the pooler of a task starts;
+  `cls_last`, whether sequences end in [CLS], which poolers read (the tokenizer must agree);
+  `has_query_stream`, whether a batch with `ranks` (`AttentionMask`) has hidden states of two
+  streams, of which the head for tokens reads `query` (`model/xlnet.py`);
   `classifier_pooling`, "mean" if the pooler of a classifier reads the mean of all positions;
   `embedding_dropout_rate` and `classifier_dropout_rate`, if they are not `dropout_rate`;
   `global_tokens`, which tokens see all of a sequence, replaced by those of a task's head;
   `position_offset`, the rows of its table of positions before that of the first token; and
   `pretraining_rates`, the names of rates that fine-tuning sets to None;
-- `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
+- `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`; with a query
+  stream, it also takes `ranks`;
 - `LayerInputs(config)`, which builds from a batch what all layers read beside the hidden states: an
   `AttentionMask`, with whatever else they share, such as tables of rotations, or a `ScoreBias` of
   distances (`score_bias.py`); it may have parameters;

@@ -106,7 +106,7 @@ def _forward(rows: _Rows, bias: ScoreBias | None):
             kept = _drop(queries, keys, weights).astype(rows.value.dtype)
             return new_maximum, total, weighted * rescale + parallel_matmul(kept, keys.value)
 
-        shape = queries.query.shape
+        shape = queries.value.shape  # Queries may be longer vectors.
         state = (
             jnp.full((*shape[:3], 1), jnp.finfo(jnp.float32).min),
             jnp.zeros((*shape[:3], 1)),

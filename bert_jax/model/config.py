@@ -144,6 +144,15 @@ class BertConfig:
         return pad_to_tiles(self.vocab_size)
 
 
+def pools_last(config) -> bool:
+    """Returns whether the pooler reads the last token of a sequence, not the first.
+
+    In a causal model only that one sees all others; `cls_last` of a config says it of an
+    architecture whose sequences end in [CLS].
+    """
+    return config.causal or getattr(config, "cls_last", False)
+
+
 def pad_to_tiles(vocab_size: int) -> int:
     """Returns the vocabulary size rounded up to whole tiles of 128."""
     return -(-vocab_size // 128) * 128

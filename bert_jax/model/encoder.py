@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         run = functools.partial(run_layers, self.config, self.plan, params, x, inputs, dropouts)
         if positions is None or is_few(positions.shape[1], batch["tokens"].shape[1]):
             return self.last(run(positions))
-        return self.last(gather_positions(run(), positions))
+        return self.last(jax.tree.map(lambda x: gather_positions(x, positions), run()))
 
     def all_hidden_states(
         self, batch: dict[str, jax.Array], dropout: Dropout | None = None
@@ -130,11 +130,14 @@ class Encoder(nn.Module):
                 self.config.num_heads,
                 length,
             )
+        # An order of prediction is for architectures of two streams.
+        ranks = {"ranks": batch["ranks"]} if "ranks" in batch else {}
         x = self.embeddings(
             tokens=batch["tokens"],
             segment_ids=batch["segment_ids"],
             position_ids=batch["position_ids"],
             dropout=embedding_dropout,
+            **ranks,
         )
         return x, self.layer_inputs(batch), dropouts
 

@@ -64,8 +64,11 @@ def _one_tag(features, outputs):
 
 
 def _no_spans(features, outputs):
-    """Returns whether every span is at [CLS], which means no answer anywhere."""
-    return not any(logits.argmax(axis=0).any() for logits in outputs)
+    """Returns whether every span is at [CLS], which means no answer anywhere.
+
+    That is the first token or, in XLNet, the last.
+    """
+    return not any(np.any(logits.argmax(axis=0) % (len(logits) - 1)) for logits in outputs)
 
 
 class InTransformers(NamedTuple):

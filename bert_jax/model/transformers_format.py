@@ -22,10 +22,12 @@ class HeadNames(NamedTuple):
     Attributes:
       head: name of the last dense layer.
       pooler: name of the dense layer before it; None: the one of the encoder.
+      class_suffix: end of the name of the class, if it is another than in `Head.transformers`.
     """
 
     head: str = "classifier"
     pooler: str | None = None
+    class_suffix: str = ""
 
 
 class TransformersFormat(NamedTuple):
@@ -50,6 +52,8 @@ class TransformersFormat(NamedTuple):
         "" if there is none.
       reads_vocabulary: whether vocab.txt alone is enough for its class of tokenizers.
       whole_names: paths of parameters -> names in transformers that end otherwise.
+      by_head: paths of matrices that are stored with an axis of heads and one of their elements,
+        `[H, heads, head_dim]` -> what their first axis is: "inputs", or "outputs".
       refused: tensors with which a model computes something else -> what, and how to read it.
       for_config: (model config) -> the format of its models, where they differ in their names.
     """
@@ -67,5 +71,11 @@ class TransformersFormat(NamedTuple):
     causal_class: str = ""
     reads_vocabulary: bool = True
     whole_names: Mapping[str, str] = MappingProxyType({})
+    by_head: Mapping[str, str] = MappingProxyType({})
     refused: Mapping[str, str] = MappingProxyType({})
     for_config: Callable[[object], "TransformersFormat"] | None = None
+
+    def class_of(self, suffix: str) -> str:
+        """Returns the class of a task's head, of which `suffix` is that in `Head.transformers`."""
+        names = self.heads.get(suffix)
+        return self.class_prefix + ((names and names.class_suffix) or suffix)

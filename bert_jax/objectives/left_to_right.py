@@ -45,7 +45,7 @@ class LeftToRight:
 
     def prepare(self, rows: Batch, key: jax.Array) -> Batch:
         """Unpacks rows; nothing is masked."""
-        batch = unpack_rows(rows, causal=True)
+        batch = unpack_rows(rows, pools_last=True)
         return batch | next_tokens(batch["tokens"], batch["sequence_ids"])
 
     def counts(self, batch: Batch) -> dict[str, jax.Array]:

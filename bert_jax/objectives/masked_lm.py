@@ -61,6 +61,8 @@ class PretrainingModel(nn.Module):
     def predict_tokens(self, batch: dict[str, jax.Array], positions: jax.Array) -> jax.Array:
         """Returns float32 logits `[B, K, padded_vocab]` at int32 `[B, K]` positions."""
         hidden = self.encoder(batch, positions=positions)
+        if getattr(self.config, "has_query_stream", False) and not self.config.causal:
+            hidden = hidden.query  # The batch has `ranks`.
         return self.mlm(hidden, self.encoder.embeddings.token_embedding)
 
     def log_probabilities(self, batch: dict[str, jax.Array]) -> jax.Array:

@@ -68,7 +68,7 @@ def masked_copies(
     Its label, int32 `[length]`, is the token at that position, and NO_LABEL elsewhere.
     """
     sequence, second_start = make_sequence(tokenizer, tokens.ids)
-    first = tokenizer.layout.num_around
+    first = tokenizer.layout.num_before
     for index, token in enumerate(tokens.ids):
         end = index + 1
         while (

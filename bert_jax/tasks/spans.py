@@ -17,7 +17,6 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 
 LABELS = ("start", "end")
 N_BEST = 20  # Number of answers proposed per question.
-NO_ANSWER = (0, 0)  # Target positions for a window without the answer: [CLS].
 
 
 class SpanConfig(NamedTuple):
@@ -77,6 +76,7 @@ class Passage(NamedTuple):
     windows: Sequence[ContextWindow]
     features: Sequence[ModelInput]  # Input of the model for each window, unlabeled.
     num_after: int = 1  # Special tokens after the context.
+    cls_last: bool = False  # Whether [CLS] is the last token of a window, not the first.
 
     def text(self, span: Span) -> str:
         return self.context[span.start : span.end]
@@ -84,6 +84,11 @@ class Passage(NamedTuple):
     def context_start(self, feature: ModelInput, window: ContextWindow) -> int:
         """Returns the position of a window's first token in its feature."""
         return len(feature) - self.num_after - (window.end - window.start)
+
+    def no_answer(self, feature: ModelInput) -> tuple[int, int]:
+        """Returns the target positions for a window without the answer: [CLS]."""
+        position = len(feature) - 1 if self.cls_last else 0
+        return position, position
 
 
 def make_passages(
@@ -106,8 +111,10 @@ def make_passages(
         for window in windows:
             tokens, start = make_sequence(tokenizer, question, ids[window.start : window.end])
             features.append(ModelInput((tokens,), (start,)))
-        num_after = tokenizer.layout.num_around
-        passages.append(Passage(context, offsets, windows, features, num_after))
+        layout = tokenizer.layout
+        passages.append(
+            Passage(context, offsets, windows, features, layout.num_after, layout.cls_last)
+        )
     return passages
 
 
@@ -148,7 +155,7 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Mode
     """Labels each window with the answer's first and last token if it contains both."""
     features = []
     for window, feature in zip(passage.windows, passage.features, strict=True):
-        label = NO_ANSWER
+        label = passage.no_answer(feature)
         if tokens and window.start <= tokens[0] and tokens[1] < window.end:
             shift = passage.context_start(feature, window) - window.start
             label = tokens[0] + shift, tokens[1] + shift
@@ -203,9 +210,10 @@ def best_spans(
     return list(by_text.values())[:n_best] or [Span(0, 0, 0.0, 0.0)]
 
 
-def null_span(outputs: Sequence[np.ndarray]) -> Span:
+def null_span(passage: Passage, outputs: Sequence[np.ndarray]) -> Span:
     """Returns the empty span for "no answer", with the lowest score of [CLS] over the windows."""
-    start, end = min((output[0].tolist() for output in outputs), key=sum)
+    place = -1 if passage.cls_last else 0
+    start, end = min((output[place].tolist() for output in outputs), key=sum)
     return Span(0, 0, start, end)
 
 
@@ -218,7 +226,7 @@ def best_answers(
     """
     ranked = best_spans(passage, outputs, config.max_answer_length, N_BEST)
     if config.null_answers:
-        null = null_span(outputs)
+        null = null_span(passage, outputs)
         rank = sum(null.score - span.score <= config.null_threshold for span in ranked)
         ranked.insert(rank, null)
     pairs = zip(ranked, softmax([span.score for span in ranked]).tolist(), strict=True)

@@ -132,7 +132,7 @@ def make_split(
         for question, passage in examples:
             start, end = end, end + len(passage.windows)
             ranked = spans.best_spans(passage, outputs[start:end], max_length, n_best)
-            null = spans.null_span(outputs[start:end])
+            null = spans.null_span(passage, outputs[start:end])
             texts[question.id] = passage.text(ranked[0])
             odds[question.id] = null.score - ranked[0].score
             if null_answers:
@@ -336,7 +336,7 @@ class AnswerPredictor:
             (span,) = spans.best_spans(passage, outputs, self._config.max_answer_length, 1)
             self._gold[key] = [text for text, _ in question.answers]
             self._texts[key] = passage.text(span)
-            self._odds[key] = spans.null_span(outputs).score - span.score
+            self._odds[key] = spans.null_span(passage, outputs).score - span.score
 
     def scores(self) -> dict[str, float]:
         gold, texts = self._gold, self._texts

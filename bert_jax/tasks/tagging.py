@@ -197,14 +197,16 @@ def tagging_features(
         tags = [labels.index(tag) for sentence in text for tag in sentence.tags or ()]
         ends = np.cumsum([0, *(len(sentence.words) for sentence in text)]).tolist()
         for window in split_into_windows(sizes, itertools.pairwise(ends), room):
-            tokens, _ = make_sequence(tokenizer, ids[offsets[window.start] : offsets[window.stop]])
+            tokens, second_start = make_sequence(
+                tokenizer, ids[offsets[window.start] : offsets[window.stop]]
+            )
             predicted = slice(window.first_predicted, window.end_predicted)
-            first_pieces = layout.num_around + offsets[predicted] - offsets[window.start]
+            first_pieces = layout.num_before + offsets[predicted] - offsets[window.start]
             label = None
             if tags:
                 label = np.full(len(tokens), NO_LABEL, np.int32)
                 label[first_pieces] = tags[predicted]
-            features.append(ModelInput((tokens,), (len(tokens),), label))
+            features.append(ModelInput((tokens,), (second_start,), label))
             positions.append(first_pieces)
     return features, positions, {"windows": len(features), "words truncated": truncated}
 

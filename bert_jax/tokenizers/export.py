@@ -36,6 +36,8 @@ def transformers_files(
     if not is_bert:  # Its generic class needs to be told that a pair has segments.
         segments = [SEGMENTS] * stored.layout.has_segments
         config["model_input_names"] = ["input_ids", *segments, "attention_mask"]
+    if stored.layout.cls_last:  # transformers' heads read the last position of a row.
+        config["padding_side"] = "left"
     if stored.kind == "BPE" and processor["type"] == "RobertaProcessing" and is_roberta(spec):
         config["tokenizer_class"] = "RobertaTokenizer"
         config["add_prefix_space"] = byte_level_of(spec)["add_prefix_space"]

@@ -43,11 +43,14 @@ from bert_jax.tokenizers.stored import (
 from bert_jax.tokenizers.unigram import (
     ALBERT_TOKENS,
     DEBERTA_TOKENS,
+    XLNET_ADDED,
+    XLNET_TOKENS,
     albert_spec,
     check_unigram,
     deberta_spec,
     deberta_steps,
     metaspace_of,
+    xlnet_spec,
 )
 from bert_jax.tokenizers.wordpiece import (
     CONTINUATION,
@@ -77,6 +80,7 @@ TOKENIZER_CLASSES = {
         "XLMRobertaTokenizer",
         "CamembertTokenizer",
         "DebertaV2Tokenizer",
+        "XLNetTokenizer",
     ),
 }
 DEFAULT_TOKENS = {"WordPiece": SpecialTokens(), "BPE": ROBERTA_TOKENS, "Unigram": ALBERT_TOKENS}
@@ -92,9 +96,14 @@ CLASS_OF_MODEL = {
     "mpnet": "MPNetTokenizer",
     "esm": "EsmTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
+    "xlnet": "XLNetTokenizer",
 }
 # Classes whose SentencePiece model is read without a `tokenizer.json`.
-SENTENCEPIECE_CLASSES = {"AlbertTokenizer": albert_spec, "DebertaV2Tokenizer": deberta_spec}
+SENTENCEPIECE_CLASSES = {
+    "AlbertTokenizer": albert_spec,
+    "DebertaV2Tokenizer": deberta_spec,
+    "XLNetTokenizer": xlnet_spec,
+}
 UNIGRAM_ROBERTA_CLASSES = ("XLMRobertaTokenizer", "CamembertTokenizer")
 # They have the special tokens of RoBERTa, and join texts as it does.
 ROBERTA_CLASSES = ("RobertaTokenizer", *UNIGRAM_ROBERTA_CLASSES, "MPNetTokenizer")
@@ -151,10 +160,10 @@ def read_directory(
     """Reads a tokenizer of transformers, and the files beside it, as transformers does.
 
     It is in `tokenizer.json`, or else in `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
-    (byte-level BPE) or `*.model` (ALBERT, DeBERTa). Options in `tokenizer_config.json` override
-    options in `tokenizer.json`. Where neither says whether BERT lower-cases, the pieces decide
-    (`lower_case_of`), where transformers always would; `lower_case` overrides all. If a file is
-    `named`, its vocabulary is read, and a `tokenizer.json` with another vocabulary is ignored.
+    (byte-level BPE) or `*.model` (ALBERT, DeBERTa, XLNet). Options in `tokenizer_config.json`
+    override options in `tokenizer.json`. Where neither says whether BERT lower-cases, the pieces
+    decide (`lower_case_of`), where transformers always would; `lower_case` overrides all. If a file
+    is `named`, its vocabulary is read, and a `tokenizer.json` with another vocabulary is ignored.
 
     Raises FileNotFoundError without a vocabulary, and ValueError for a tokenizer or an option that
     is not supported.
@@ -193,7 +202,7 @@ def _apply_files_beside(
     `is_older`: it was not in a `tokenizer.json`, and so has no post-processor.
     """
     config, tokenizer_class, kind = beside.config, beside.tokenizer_class, spec["model"]["type"]
-    _check_options(path.parent, config, tokenizer_class, kind)
+    _check_options(path.parent, beside, kind)
 
     # The special tokens are pieces like others: they are neither added to a text nor read in it.
     default = ROBERTA_TOKENS if tokenizer_class in ROBERTA_CLASSES else DEFAULT_TOKENS[kind]
@@ -202,6 +211,8 @@ def _apply_files_beside(
     if kind == "WordPiece":
         default = default._replace(unk=spec["model"]["unk_token"])
     stated = {**beside.special_tokens, **config}
+    if tokenizer_class == "XLNetTokenizer":
+        default, stated = XLNET_TOKENS, XLNET_ADDED | stated
     if tokenizer_class == "EsmTokenizer":
         default = ESM_TOKENS
         stated["sep_token"] = stated.get("eos_token", ESM_TOKENS.sep)
@@ -271,7 +282,7 @@ def _post_processor(
     is_generic, is_roberta_class = (
         tokenizer_class in classes for classes in (GENERIC_CLASSES, ROBERTA_CLASSES)
     )
-    own = (*TOKENIZER_CLASSES["WordPiece"], "DebertaV2Tokenizer")
+    own = (*TOKENIZER_CLASSES["WordPiece"], "DebertaV2Tokenizer", "XLNetTokenizer")
     has_own = is_roberta_class or tokenizer_class in own
     follows_file = is_generic or version == 4 or (spec["post_processor"] and not has_own)
     if follows_file and not is_older:
@@ -283,7 +294,8 @@ def _post_processor(
     elif is_roberta_class or (kind == "BPE" and not is_generic):
         processor, layout = roberta_processing(spec, special_tokens), Layout(2, False)
     else:
-        processor, layout = template(Layout(), spec, special_tokens), Layout()
+        layout = Layout(cls_last=tokenizer_class == "XLNetTokenizer")
+        processor = template(layout, spec, special_tokens)
     if layout.is_bare:
         _warn_of_bare_texts(path, spec, special_tokens, None if is_generic else version)
     # Without segments from transformers, a model reads all tokens as segment 0.
@@ -367,9 +379,9 @@ def _read_older_vocabulary(
         if others or not tokenizer_class:
             found = ", ".join(each.name for each in models)
             raise ValueError(
-                f"{directory}: expected one SentencePiece model, and files that say it is ALBERT's "
-                f"or DeBERTa's (tokenizer_class or model_type), found {found}; of other models, "
-                f"such as XLM-RoBERTa, add their {TOKENIZER_FILENAME}"
+                f"{directory}: expected one SentencePiece model, and files that say it is "
+                f"ALBERT's, DeBERTa's or XLNet's (tokenizer_class or model_type), found {found}; "
+                f"of other models, such as XLM-RoBERTa, add their {TOKENIZER_FILENAME}"
             )
         check_not_pointer(path)
         casing = {} if lower_case is None else {"do_lower_case": lower_case}
@@ -406,13 +418,12 @@ def _complete_spec(path: pathlib.Path, spec: dict) -> dict:
     return default | spec
 
 
-def _check_options(
-    directory: pathlib.Path, config: Mapping, tokenizer_class: str, kind: str
-) -> None:
+def _check_options(directory: pathlib.Path, beside: FilesBeside, kind: str) -> None:
     """Raises ValueError for what would change the ids, and is not in `tokenizers`.
 
     Warns of padding on the left, which changes no ids, but in transformers may change positions.
     """
+    config, tokenizer_class = beside.config, beside.tokenizer_class
     classes = TOKENIZER_CLASSES[kind]
     if tokenizer_class and tokenizer_class not in (*classes, *GENERIC_CLASSES):
         raise ValueError(
@@ -435,7 +446,9 @@ def _check_options(
             raise ValueError(
                 f"{path}: {name}={config[name]!r} is not supported, expected {default}"
             )
-    if config.get("padding_side", "right") != "right":
+    # XLNet's <cls> is last, and padding comes first.
+    is_xlnet = tokenizer_class == "XLNetTokenizer" or beside.model.get("model_type") == "xlnet"
+    if config.get("padding_side", "right") != "right" and not is_xlnet:
         warnings.warn(
             f"{directory / CONFIG_FILENAME}: padding_side={config['padding_side']!r} has no effect "
             "here: texts are computed as transformers computes each text alone. In its batches, "

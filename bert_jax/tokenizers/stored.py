@@ -10,10 +10,11 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import tokenizers
 
+T = TypeVar("T")
 TOKENIZER_FILENAME = "tokenizer.json"
 LAYOUT_FILENAME = "layout.json"
 
@@ -31,24 +32,38 @@ class SpecialTokens(NamedTuple):
 class Layout(NamedTuple):
     """How one or two texts become one sequence: `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`.
 
+    If `cls_last`, as in XLNet: `a [SEP] [CLS]`, or `a [SEP] b [SEP] [CLS]`.
+
     Attributes:
       num_separators: the number of [SEP] between two texts, 2 in RoBERTa.
       has_segments: whether the second text and its [SEP] are segment 1, otherwise all are 0.
       is_bare: there are no special tokens: a sequence is `a`, or `a b`, and `num_separators` is 0.
+      cls_last: [CLS] is the last token, in segment 2 if there are segments.
     """
 
     num_separators: int = 1
     has_segments: bool = True
     is_bare: bool = False
+    cls_last: bool = False
 
     @property
-    def num_around(self) -> int:
-        """The number of special tokens before the first text, and after the last."""
-        return 0 if self.is_bare else 1
+    def num_before(self) -> int:
+        """The number of special tokens before the first text."""
+        return 0 if self.is_bare or self.cls_last else 1
+
+    @property
+    def num_after(self) -> int:
+        """The number of special tokens after the last text."""
+        return 0 if self.is_bare else 1 + self.cls_last
 
     def num_special_tokens(self, num_texts: int) -> int:
         """Returns the number of special tokens in a sequence of one or two texts."""
-        return 2 * self.num_around + self.num_separators * (num_texts - 1)
+        return self.num_before + self.num_after + self.num_separators * (num_texts - 1)
+
+    def around(self, cls: T, sep: T) -> tuple[list[T], list[T]]:
+        """Returns the special tokens before the first text, and after the last."""
+        after = [sep, cls] if self.cls_last else [sep]
+        return [cls] * self.num_before, after[: self.num_after]
 
 
 LAYOUTS = (
@@ -57,6 +72,8 @@ LAYOUTS = (
     Layout(2, False),
     Layout(1, False),
     Layout(),
+    Layout(cls_last=True),
+    Layout(1, False, cls_last=True),
 )
 
 
@@ -194,10 +211,12 @@ def read_layout(spec: Mapping, special_tokens: SpecialTokens, source: str | path
     _, _, cls, sep, _ = special_ids(backend, special_tokens)
     single, pair = backend.encode(texts[0]), backend.encode(*texts)
     for layout in LAYOUTS:
-        first, last = [cls] * layout.num_around, [sep] * layout.num_around
+        first, last = layout.around(cls, sep)
         expected = [*first, *ids, *[sep] * layout.num_separators, *other_ids, *last]
         second = len([*other_ids, *last]) * layout.has_segments
         segments = [0] * (len(expected) - second) + [1] * second
+        if layout.cls_last and layout.has_segments:
+            segments[-1] = 2
         is_layout = (pair.ids, pair.type_ids) == (expected, segments)
         if is_layout and single.ids == [*first, *ids, *last]:
             return layout
@@ -208,15 +227,23 @@ def read_layout(spec: Mapping, special_tokens: SpecialTokens, source: str | path
 def template(layout: Layout, spec: Mapping, special_tokens: SpecialTokens) -> dict:
     """Returns the post-processor that joins texts as `layout` says."""
     ids, segment = ids_of_model(spec), int(layout.has_segments)
-    cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in special_tokens[2:4])
+    of_cls = 2 * segment * layout.cls_last
+    cls, sep, last = (
+        {"SpecialToken": {"id": name, "type_id": type_id}}
+        for name, type_id in (
+            (special_tokens.cls, of_cls),
+            (special_tokens.sep, 0),
+            (special_tokens.sep, segment),
+        )
+    )
     first = {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": segment}}
-    last = {"SpecialToken": {"id": special_tokens.sep, "type_id": segment}}
-    before, between = [cls] * layout.num_around, [sep] * layout.num_separators
+    before, after = layout.around(cls, sep)
+    between, after_pair = [sep] * layout.num_separators, layout.around(cls, last)[1]
     return {
         "type": "TemplateProcessing",
-        "single": [*before, first, *[sep] * layout.num_around],
-        "pair": [*before, first, *between, second, *[last] * layout.num_around],
+        "single": [*before, first, *after],
+        "pair": [*before, first, *between, second, *after_pair],
         "special_tokens": {
             name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in special_tokens[2:4]
         },

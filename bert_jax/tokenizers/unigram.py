@@ -1,8 +1,8 @@
-"""Unigram language models of ALBERT and of DeBERTa, in the format of `tokenizers`.
+"""Unigram language models of ALBERT, XLNet and DeBERTa, in the format of `tokenizers`.
 
 ALBERT's quotes are replaced, accents are stripped and text is lower-cased before SentencePiece's
-own normalization; DeBERTa's text stays as it is but for repeated spaces. "▁" begins a word. A text
-has the pieces of highest likelihood.
+own normalization, and XLNet's is read so, too, but cased; DeBERTa's text stays as it is but for
+repeated spaces. "▁" begins a word. A text has the pieces of highest likelihood.
 """
 
 import base64
@@ -12,6 +12,13 @@ from bert_jax.tokenizers.stored import SpecialTokens
 
 ALBERT_TOKENS = SpecialTokens(pad="<pad>", unk="<unk>")
 DEBERTA_TOKENS = SpecialTokens()
+XLNET_TOKENS = SpecialTokens(pad="<pad>", unk="<unk>", cls="<cls>", sep="<sep>", mask="<mask>")
+# Other tokens that XLNet's class finds in a text.
+XLNET_ADDED = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "additional_special_tokens": ["<eop>", "<eod>"],
+}
 SPACE = "▁"
 # Pieces such as "9," are split into "9" and ",". Google's code splits those that it finds again, so
 # that now and then digits are grouped otherwise; here they are less likely than their parts, as in
@@ -51,6 +58,17 @@ def albert_spec(content: bytes, config: Mapping, source: str) -> dict:
         "decoder": metaspace | {"split": True},
     }
     return _spec(vocabulary, model.trainer_spec.unk_id) | steps
+
+
+def xlnet_spec(content: bytes, config: Mapping, source: str) -> dict:
+    """Returns the tokenizer of XLNet's `spiece.model`, without a post-processor.
+
+    Takes and raises what `albert_spec` does; also raises ValueError for keep_accents, of which
+    versions of transformers make different ids.
+    """
+    if config.get("keep_accents"):
+        raise ValueError(f"{source}: keep_accents=True is not supported, expected False")
+    return albert_spec(content, {"do_lower_case": False} | {**config}, source)
 
 
 def deberta_spec(content: bytes, config: Mapping, source: str) -> dict:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.pretrain.fields import PHASE
 from bert_jax.data.batches import abstract_rows
+from bert_jax.data.features import check_layout
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.encoder import encoders_of
 from bert_jax.model.execution import Execution, log_path, plan_execution
@@ -115,6 +116,8 @@ def setup_pretraining(
         if pretrained:
             vocab_size = max(vocab_size, pretrained.vocab_size)
     model_config = make_model_config(config, vocab_size, source, causal=objective.causal)
+    check_layout(model_config, tokenizer)
+    check_stream(config.objective, objective, model_config)
     model_configs = [model_config_of(phase, configs[phase.name], model_config) for phase in phases]
     for phase, each in zip(phases, model_configs, strict=True):
         check_length(phase, each, teacher)
@@ -175,6 +178,16 @@ def setup_pretraining(
         teacher_settings=teacher_settings,
         stable_step=stable_step(config),
     )
+
+
+def check_stream(name: str, objective: Objective, model_config) -> None:
+    """Raises ValueError if an objective would train a head on a stream that it does not read."""
+    has_queries = getattr(model_config, "has_query_stream", False) and not objective.causal
+    if has_queries and not getattr(objective, "reads_query_stream", False):
+        raise ValueError(
+            f"config.objective={name} predicts tokens from the content stream, and the head of "
+            f"{model_config.architecture} reads the query stream: set config.objective=permutation"
+        )
 
 
 def build_objective(

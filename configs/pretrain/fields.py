@@ -120,7 +120,8 @@ TRAINING = {
         '`max_predictions` then have no effect. "span_boundary": masked LM, and each token of a '
         "span is also predicted from the two tokens around the span (SpanBERT). "
         '"enhanced_masked_lm": masked LM through DeBERTa\'s decoder. "masked_diffusion": predicts '
-        "the masked tokens at rates from 0 to 1; `masking` and `max_predictions` have no effect.",
+        "the masked tokens at rates from 0 to 1; `masking` and `max_predictions` have no effect. "
+        '"permutation": XLNet\'s, in two streams.',
     ),
     "next_sentence": Field(True, "False: without next-sentence loss, its head and the pooler."),
     "max_predictions": Field(
@@ -165,7 +166,9 @@ TRAINING = {
     "model.max_position_embeddings": Field(512, "Tokens of the longest sequence."),
     # Masking. How the tokens to predict are corrupted: the three fractions sum to 1.
     "masking.rate": Field(0.15, "Fraction of the tokens to predict.", A_RATE),
-    "masking.unit": Field("token", 'Or "whole_word", "span" (SpanBERT) or "ngram" (ALBERT).'),
+    "masking.unit": Field(
+        "token", 'Or "whole_word", "span" (SpanBERT) or "ngram" (ALBERT, XLNet).'
+    ),
     "masking.repeat_after": Field(
         0, "Epochs after which a row's masks repeat; 0 means never.", AT_LEAST_0
     ),

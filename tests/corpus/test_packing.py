@@ -5,6 +5,7 @@ import numpy as np
 from bert_corpus.packing import pack_pairs
 from bert_corpus.pairs import Pair
 from bert_jax.data.packing import pack_lengths, row_dtype
+from bert_jax.tokenizers.stored import Layout
 
 
 def random_pairs(count, longest=60, seed=0):
@@ -52,6 +53,21 @@ def test_rows_hold_every_pair_once_and_unchanged():
             previous_end = end
         assert (row["tokens"][previous_end:] == 9).all()
     assert sorted(unpacked) == expected
+
+
+def test_cls_ends_a_sequence_where_the_tokenizer_puts_it():
+    pairs = [Pair([5, 6], [7], 1), Pair([8, 9, 10, 11], [], 0)]
+    for layout, seconds in (
+        (Layout(cls_last=True), (3, 5)),
+        (Layout(1, False, cls_last=True), (3, 6)),
+    ):
+        (row,) = pack_pairs(list(pairs), 16, 2, (0, 2, 3), random.Random(0), layout=layout)
+        assert row["tokens"].tolist() == [5, 6, 3, 7, 3, 2, 8, 9, 10, 11, 3, 2, 0, 0, 0, 0] or (
+            row["tokens"].tolist() == [8, 9, 10, 11, 3, 2, 5, 6, 3, 7, 3, 2, 0, 0, 0, 0]
+        )
+        for start, second, end in row["sequence_bounds"].tolist():
+            is_pair = row["tokens"][start] == 5
+            assert (second - start, end - start) == (seconds[not is_pair], 6)
 
 
 def test_packing_respects_row_length_and_number_of_pairs():

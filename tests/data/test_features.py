@@ -203,19 +203,23 @@ def test_features_without_labels_have_no_weight():
         (Layout(2, False), [8, 1, 9, 9, 2, 3, 9], 7),  # RoBERTa
         (Layout(0, True, is_bare=True), [1, 2, 3], 1),
         (Layout(0, False, is_bare=True), [1, 2, 3], 3),
+        (Layout(cls_last=True), [1, 9, 2, 3, 9, 8], 2),  # XLNet
+        (Layout(1, False, cls_last=True), [1, 9, 2, 3, 9, 8], 6),
     ],
 )
 def test_sequence_has_the_separators_and_segments_of_its_layout(layout, pair, start):
     tokenizer = types.SimpleNamespace(cls_id=8, sep_id=9, layout=layout)
     tokens, second = make_sequence(tokenizer, [1, 2])
-    assert tokens.tolist() == ([1, 2] if layout.is_bare else [8, 1, 2, 9])
-    assert second == len(tokens)
+    around = [1, 2, 9, 8] if layout.cls_last else [8, 1, 2, 9]
+    assert tokens.tolist() == ([1, 2] if layout.is_bare else around)
+    # [CLS] at the end is a segment of its own.
+    assert second == len(tokens) - (layout.cls_last and layout.has_segments)
     assert len(tokens) - 2 == layout.num_special_tokens(1)
     tokens, second = make_sequence(tokenizer, [1], [2, 3])
     assert tokens.tolist() == pair and second == start
     assert len(tokens) - 3 == layout.num_special_tokens(2)
     tokens, second = make_sequence(tokenizer, [1], [])
-    first = 1 if layout.is_bare else 3
+    first = 1 if layout.is_bare else 3 - layout.cls_last
     assert len(tokens) == len(pair) - 2
     assert second == (first if layout.has_segments else len(tokens))
 

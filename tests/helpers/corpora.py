@@ -74,7 +74,12 @@ def store_tokenizer(tokenizer, directory: pathlib.Path):
 
 def without_special_tokens(tokenizer):
     """Returns a tokenizer of the same vocabulary that adds no special tokens around texts."""
-    spec, layout = tokenizer_json(tokenizer.stored), Layout(0, True, is_bare=True)
+    return with_layout(tokenizer, Layout(0, True, is_bare=True))
+
+
+def with_layout(tokenizer, layout: Layout):
+    """Returns a tokenizer of the same vocabulary that joins texts in another way."""
+    spec = tokenizer_json(tokenizer.stored)
     spec["post_processor"] = template(layout, spec, tokenizer.stored.special_tokens)
     stored = make_tokenizer(spec, tokenizer.stored.special_tokens, layout, "", "test")
     return type(tokenizer)(stored)

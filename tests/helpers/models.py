@@ -22,6 +22,7 @@ from bert_jax.model.heads import make_model
 from bert_jax.model.longformer import LongformerConfig
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.model.mpnet import MpnetConfig
+from bert_jax.model.xlnet import XlnetConfig
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_vocabulary
 
@@ -72,6 +73,12 @@ def small_deberta_config(vocab_size: int = 100, **fields) -> DebertaConfig:
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
     sizes |= {"num_buckets": 8, "convolution_width": 3, "max_position_embeddings": 64}
     return DebertaConfig(vocab_size, **sizes | fields)
+
+
+def small_xlnet_config(vocab_size: int = 100, **fields) -> XlnetConfig:
+    """Returns the model config of an XLNet that compiles fast; a mesh of eight divides it."""
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
+    return XlnetConfig(vocab_size, **sizes | {"max_position_embeddings": 64} | fields)
 
 
 def random_params(model, batch, std: float = 0.2) -> dict:

@@ -113,6 +113,6 @@ def test_words_of_sentencepiece_begin_at_spaces(tmp_path):
 def test_pooled_position_of_a_left_to_right_model_is_the_last_token():
     feature = ModelInput((np.array([2, 5, 3], np.int32),), (3,))
     for causal, expected in ((False, 0), (True, 2)):
-        batch = build_batch([feature], 8, pad_id=0, causal=causal)
+        batch = build_batch([feature], 8, pad_id=0, pools_last=causal)
         assert batch["pooled_positions"].tolist() == [[expected]]
         assert batch["sequence_bounds"].tolist() == [[[0, 3, 3]]]

@@ -41,7 +41,7 @@ LENGTHS = (11, 2, 13)
 
 
 def test_no_position_sees_a_later_one_or_another_sequence():
-    batch = unpack_rows(suites.make_rows([LENGTHS]), causal=True)
+    batch = unpack_rows(suites.make_rows([LENGTHS]), pools_last=True)
     params = jax.tree.map(np.copy, suites.params_of(CASE)["encoder"])
 
     def hidden_states(tables):

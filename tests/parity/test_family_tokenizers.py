@@ -80,6 +80,8 @@ def assert_equal(ours, reference, texts, tmp_path):
         tokens, start = make_sequence(ours, first, second)
         assert tokens.tolist() == pairs["input_ids"][number]
         segments = [0] * start + [1] * (len(tokens) - start)
+        if ours.layout.cls_last and start < len(tokens):
+            segments[-1] = 2
         assert segments == pairs["token_type_ids"][number]
     assert_equal_offsets(ours, encoded["offset_mapping"], texts)
     few = texts[-1000:]
@@ -278,6 +280,56 @@ def test_deberta_equals_transformers(options, saved, deberta_model, texts, tmp_p
     assert ours.mask_id == reference.mask_token_id == ours.vocab_size - 1
     assert ours.lower_case == options.get("do_lower_case", False)
     texts = [text.replace("[PAD]", "PAD").replace("[UNK]", "UNK") for text in texts]
+    assert_equal(ours, reference, texts, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def xlnet_model(texts, tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("xlnet") / "spiece"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(" ".join(text.split()) for text in texts[:4000]),
+        model_prefix=str(prefix),
+        vocab_size=6000,
+        character_coverage=0.98,
+        hard_vocab_limit=False,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        pad_id=5,
+        pad_piece="<pad>",
+        control_symbols=["<cls>", "<sep>"],
+        user_defined_symbols=["<mask>", "<eod>", "<eop>"],
+        minloglevel=2,
+    )
+    return prefix.with_suffix(".model").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ({"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}, False),
+        ({"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}, True),
+        ({"do_lower_case": True}, False),
+        ({"do_lower_case": True}, True),
+    ],
+)
+def test_xlnet_equals_transformers(options, saved, xlnet_model, texts, tmp_path):
+    """<cls> is the last token, in segment 2; "<eop>" in a text is a token."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "spiece.model").write_bytes(xlnet_model)
+    (source / "config.json").write_text('{"model_type": "xlnet"}')
+    (source / "tokenizer_config.json").write_text(json.dumps(options))
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    assert type(reference).__name__ == "XLNetTokenizer"
+    if saved:
+        source = tmp_path / "saved"
+        reference.save_pretrained(source)
+    ours = load_tokenizer(source)
+    assert ours.special_ids == (5, 0, 3, 4, 6) and ours.layout.cls_last
+    assert ours.lower_case == options.get("do_lower_case", False)
+    texts = [re.sub("<(cls|sep|pad|unk|mask)>", r"\1", text) for text in texts]
+    texts = [f"{text[:9]}<eop> {text}" if n % 9 == 0 else text for n, text in enumerate(texts)]
     assert_equal(ours, reference, texts, tmp_path)
 
 

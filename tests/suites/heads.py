@@ -28,6 +28,7 @@ from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batc
 from bert_jax.finetuning.step import make_finetune_step, make_predict_step, predict
 from bert_jax.model import heads
 from bert_jax.model.architecture import architecture_of
+from bert_jax.model.config import pools_last
 from bert_jax.sharding.mesh import BATCH_SPEC, batch_sharding, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -43,6 +44,7 @@ from tests.helpers.models import (
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
+    small_xlnet_config,
 )
 
 # The vocabulary needs no padding, which exports leave out.
@@ -54,6 +56,7 @@ ARCHITECTURES = {
     "esm": small_esm_config(VOCAB, num_heads=2, mask_id=4),
     "deberta": small_deberta_config(VOCAB, num_heads=2, dropout_rate=0.0),
     "longformer": small_longformer_config(VOCAB, num_heads=2, dropout_rate=0.0, sep_id=7),
+    "xlnet": small_xlnet_config(VOCAB, num_heads=2, dropout_rate=0.0),
 }
 """The model configs of architectures other than BERT's."""
 KEY = jax.random.key(2)
@@ -254,7 +257,7 @@ def saved_head_predicts_the_same_when_loaded(case: HeadCase, directory):
     assert_trees_equal(model.params, case.params)
     shape = dataclasses.replace(case.row_shape(), max_sequences=len(case.features[0].sequences))
     rows = shape.build([[feature] for feature in case.features], NUM_FEATURES)
-    batch = rows | unpack_rows(rows, case.config.causal)
+    batch = rows | unpack_rows(rows, pools_last(case.config))
     outputs = np.asarray(jax.jit(model.module.apply)({"params": model.params}, batch))
     expected, _ = predictor(case)(case.features)
     for row, feature, one in zip(outputs, case.features, expected, strict=True):

@@ -30,6 +30,7 @@ from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.longformer import LongformerConfig
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.model.mpnet import MpnetConfig
+from bert_jax.model.xlnet import XlnetConfig
 from bert_jax.objectives import Objective
 from bert_jax.objectives.replaced_tokens import usable_params
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
@@ -47,6 +48,7 @@ from tests.helpers.models import (
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
+    small_xlnet_config,
 )
 
 # Different, so that an array's shape says what it holds.
@@ -95,6 +97,12 @@ def make_longformer_config(**fields) -> LongformerConfig:
     defaults = {"max_position_embeddings": LENGTH, "initializer_range": 0.2, "dropout_rate": 0.0}
     defaults |= {"global_tokens": "first", "type_vocab_size": 2}
     return small_longformer_config(VOCAB, **defaults | fields)
+
+
+def make_xlnet_config(**fields) -> XlnetConfig:
+    """Not in `ARCHITECTURES`: its tokens are predicted by one objective, or from left to right."""
+    defaults = {"max_position_embeddings": LENGTH, "initializer_range": 0.2, "dropout_rate": 0.0}
+    return small_xlnet_config(VOCAB, **defaults | fields)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -98,7 +98,7 @@ def test_labels_of_an_answer_decode_to_its_text(tokenizers, kind, length):
         for window, feature in zip(
             passage.windows, spans.label_windows(passage, tokens), strict=True
         ):
-            if feature.label != spans.NO_ANSWER:
+            if feature.label != (0, 0):
                 shift = window.start - passage.context_start(feature, window)
                 low, high = np.array(feature.label) + shift
                 found = context[passage.offsets[low, 0] : passage.offsets[high, 1]]
@@ -227,7 +227,14 @@ def test_empty_tokens_at_the_ends_of_an_answer_are_removed(tokenizers, context, 
 
 def test_null_span_has_the_lowest_score_over_the_windows():
     outputs = [np.array([[2.0, 3.0]]), np.array([[4.0, 0.5]]), np.array([[9.0, 9.0]])]
-    assert spans.null_span(outputs) == (0, 0, 4.0, 0.5)
+    assert spans.null_span(Passage("", None, [], []), outputs) == (0, 0, 4.0, 0.5)
+
+
+def test_no_answer_is_at_the_last_token_where_that_is_cls():
+    passage = Passage("", None, [], [], num_after=2, cls_last=True)
+    assert passage.no_answer(ModelInput((np.arange(7),), (7,))) == (6, 6)
+    outputs = [np.array([[2.0, 3.0], [1.0, 0.5]]), np.array([[9.0, 9.0], [7.0, 7.0]])]
+    assert spans.null_span(passage, outputs) == (0, 0, 1.0, 0.5)
 
 
 def test_context_without_tokens_has_the_empty_answer(tokenizers):

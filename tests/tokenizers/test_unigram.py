@@ -146,8 +146,8 @@ def test_transformers_files_are_read_back_as_the_same_tokenizer(option, model, t
             "sp_model_kwargs=.* is not supported",
         ),
         (
-            {"tokenizer_config": {"tokenizer_class": "XLNetTokenizer"}, "albert_config": {}},
-            "'XLNetTokenizer' is not supported",
+            {"tokenizer_config": {"tokenizer_class": "ReformerTokenizer"}, "albert_config": {}},
+            "'ReformerTokenizer' is not supported",
         ),
         ({"tokenizer_config": ALBERT | {"cls_token": "<cls>"}}, "lacks <cls>"),
     ],
@@ -175,7 +175,7 @@ def test_a_damaged_model_and_one_of_another_algorithm_are_clear_errors(tmp_path)
     with pytest.raises(ValueError, match="is not a SentencePiece unigram model"):
         load_tokenizer(directory)
     directory = write(tmp_path / "o", b"any", config={"model_type": "bert"})
-    with pytest.raises(ValueError, match=r"files that say it is ALBERT's .* found spiece\.model"):
+    with pytest.raises(ValueError, match=r"files that say it is ALBERT's.* found spiece\.model"):
         load_tokenizer(directory)
 
 

@@ -1,0 +1,469 @@
+"""XLNet (Yang et al., 2019): every part, in the order of computation.
+
+    tokens -> Embeddings -> EncoderLayer, num_layers times -> hidden states
+        hidden states at the positions to predict -> LmHead -> logits over the vocabulary
+        hidden state of <cls>, the last token -> Pooler -> heads of tasks
+
+What differs from `model/bert.py`: scores know positions by distances alone, through sinusoids that
+each layer projects (Transformer-XL; Dai et al., 2019, section 3.3), and segments only as the same
+or different; the embeddings have neither, nor a norm.
+A batch with `ranks`, the order in which its tokens are predicted, is read in two streams (section
+2.3): the content stream, in which a token knows itself and those before it in that order, and the
+query stream, which knows its own position, but not its token, from which it is predicted.
+
+Not built: the memory of earlier segments (section 2.4). A sequence is read alone, whatever
+`mem_len` in `config.json` is, which has no effect in transformers either if no memory is given.
+
+In shapes, B is the number of rows of a batch, L the length of a row, H the hidden size, D the size
+of a head.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.model import bert
+from bert_jax.model.attention import LONGEST_PLAIN_ROW, attention, scaled_scores, split_heads
+from bert_jax.model.attention_mask import AttentionMask
+from bert_jax.model.blocked_attention import BLOCK
+from bert_jax.model.config import (
+    ACTIVATIONS,
+    SIZE_NAMES,
+    check_choices,
+    check_minimum,
+    check_positive,
+    check_rates,
+    pad_to_tiles,
+)
+from bert_jax.model.dropout import (
+    HiddenDropout,
+    LayerDropout,
+    OfTable,
+    add_with_dropout,
+    apply_dropout,
+)
+from bert_jax.model.layers import (
+    Dense,
+    Identity,
+    LayerNorm,
+    RowParallelDense,
+    TokenEmbedding,
+    activate,
+)
+from bert_jax.model.score_bias import align_distances
+from bert_jax.sharding.rules import EMBEDDING_SPEC
+
+# Layers, hidden size, heads and intermediate size (section A.4.1 and the released models).
+SIZES = {"base": (12, 768, 12, 3072), "large": (24, 1024, 16, 4096)}
+NUM_SEGMENTS = 3  # The first text, the second, and <cls>.
+
+
+@dataclasses.dataclass(frozen=True)
+class XlnetConfig:
+    """The model config of XLNet; hashable, so it can be static under jit. The defaults are base.
+
+    Raises ValueError for sizes below 1, heads that do not divide the hidden size, an odd hidden
+    size, unknown names, and rates outside of [0, 1).
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    """The longest sequence that is read; there is no table of positions."""
+    max_distance: int = 0
+    """Larger distances are clipped to this; 0: none is."""
+    activation: str = "gelu"
+    """Of feed-forward layers, one of `ACTIVATIONS`."""
+    pooler_activation: str = "tanh"
+    dropout_rate: float = 0.1
+    """In training, the dropout of embeddings, of sinusoids, of sublayers and, by default, of
+    attention."""
+    attention_dropout_rate: float | None = None
+    """In training, the dropout of attention probabilities; None means `dropout_rate`."""
+    classifier_dropout_rate: float | None = None
+    """In training, the dropout around the pooler of a task; None means `dropout_rate`."""
+    causal: bool = False
+    """Each position attends only to itself and earlier ones of its sequence (left to right)."""
+    initializer_range: float = 0.02
+    layer_norm_epsilon: float = 1e-12
+
+    architecture: ClassVar[str] = "xlnet"
+    """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
+    has_pooler_input_dropout: ClassVar[bool] = True
+    """A classifier has dropout before its pooler, too."""
+    cls_last: ClassVar[bool] = True
+    """The last token of a sequence is <cls>."""
+    has_query_stream: ClassVar[bool] = True
+    """Tokens are predicted from a stream of their own, in the order of `ranks`."""
+    size_fields: ClassVar[tuple[str, ...]] = (
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "intermediate_size",
+    )
+    """Fields that a published size sets."""
+    fixed_fields: ClassVar[tuple[str, ...]] = (
+        *size_fields,
+        "max_position_embeddings",
+        "max_distance",
+        "activation",
+        "pooler_activation",
+        "layer_norm_epsilon",
+    )
+    """Fields that are known from a model's weights, and cannot be chosen anew."""
+
+    def __post_init__(self):
+        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings"))
+        check_minimum(self, 0, ("max_distance", "initializer_range"))
+        if self.hidden_size % self.num_heads or self.hidden_size % 2:
+            multiple = f"even, and a multiple of num_heads ({self.num_heads})"
+            raise ValueError(f"XlnetConfig.hidden_size ({self.hidden_size}) must be {multiple}")
+        check_choices(self, activation=ACTIVATIONS, pooler_activation=ACTIVATIONS)
+        check_positive(self, ("layer_norm_epsilon",))
+        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
+
+    @classmethod
+    def named(cls, size: str, **overrides) -> "XlnetConfig":
+        """Returns a published size, one of `SIZES`, with `overrides`."""
+        if size not in SIZES:
+            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
+        return cls(**(dict(zip(cls.size_fields, SIZES[size], strict=True)) | overrides))
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """The vocabulary size rounded up to whole tiles of 128: the rows of the embedding."""
+        return pad_to_tiles(self.vocab_size)
+
+
+class Streams(NamedTuple):
+    """The hidden states of both streams, `[B, L, H]` each, or `[B, K, H]` at some positions."""
+
+    content: jax.Array
+    query: jax.Array
+
+
+class Embeddings(nn.Module):
+    """The vectors of tokens, then dropout; in the query stream, one vector for all positions."""
+
+    config: XlnetConfig
+    dtype: str = "float32"  # Of the result: each later layer computes in the dtype of its input.
+
+    def setup(self):
+        size, initial = self.config.hidden_size, self.config.initializer_range
+        self.token_embedding = TokenEmbedding(
+            self.config.vocab_size, size, initial, dtype=self.dtype
+        )
+        initializer = nn.initializers.truncated_normal(initial)
+        self.query = self.param("query", initializer, (1, 1, size), jnp.float32)
+
+    def __call__(
+        self,
+        tokens: jax.Array,  # int32 [B, L]
+        segment_ids: jax.Array,  # Not used: scores read segments.
+        position_ids: jax.Array,  # Not used: scores read distances.
+        dropout: HiddenDropout | None = None,  # Of this step; None drops nothing.
+        ranks: jax.Array | None = None,  # int32 [B, L], for two streams
+    ) -> jax.Array | Streams:
+        """Returns hidden states `[B, L, H]`, or with `ranks` those of both streams."""
+        x = self.token_embedding(tokens).astype(self.dtype)
+        if ranks is None:
+            return apply_dropout(x, dropout)
+        query = jnp.broadcast_to(self.query.astype(self.dtype), x.shape)
+        return Streams(apply_dropout(x, dropout), apply_dropout(query, dropout))
+
+
+class SharedInputs(NamedTuple):
+    """What all layers read beside the hidden states.
+
+    Attributes:
+      mask: which positions see each other; it has the ranks of two streams.
+      sinusoids: float32 `[2N, H]`, of distances from N to 1 - N, of a query minus that of a key,
+        for rows of up to N positions.
+      segments: float32 `[B, L, NUM_SEGMENTS]`, 1 at the segment of each position.
+    """
+
+    mask: AttentionMask
+    sinusoids: jax.Array
+    segments: jax.Array
+
+
+class LayerInputs(nn.Module):
+    """Builds `SharedInputs` from a batch; it has no parameters."""
+
+    config: XlnetConfig
+
+    def __call__(self, batch: dict[str, jax.Array]) -> SharedInputs:
+        config, ids = self.config, batch["sequence_ids"]
+        mask = AttentionMask(ids, config.causal, ranks=batch.get("ranks"))
+        # <cls>, the last token of each sequence, is a segment of its own, if there are segments.
+        is_last = ids != jnp.pad(ids[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        segment_ids = batch["segment_ids"]
+        segment_ids = jnp.where(is_last & (segment_ids > 0), NUM_SEGMENTS - 1, segment_ids)
+        segments = jax.nn.one_hot(segment_ids, NUM_SEGMENTS, dtype=jnp.float32)
+        size = largest_distance(ids.shape[1])
+        distances = size - jnp.arange(2 * size)
+        if config.max_distance:
+            distances = jnp.clip(distances, -config.max_distance, config.max_distance)
+        return SharedInputs(mask, sinusoids(distances, config.hidden_size), segments)
+
+
+def largest_distance(length: int) -> int:
+    """Returns the distances on each side for rows of `length`: all, which blocks may round up."""
+    return length if length <= LONGEST_PLAIN_ROW else -(-length // BLOCK) * BLOCK
+
+
+def sinusoids(distances: jax.Array, size: int) -> jax.Array:
+    """Returns float32 `[distances, size]`: sines, then cosines (Dai et al., 2019, section 3.3)."""
+    frequencies = (10000.0 ** -(np.arange(0, size, 2) / size)).astype(np.float32)
+    angles = distances.astype(jnp.float32)[:, None] * frequencies
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DistanceScores:
+    """The terms of distances in a score, as `attention` takes them (`ScoreBias`).
+
+    Attributes:
+      keys: `[heads, 2N, D]`, to multiply queries with; row n holds distance N - n, of a query minus
+        that of a key.
+      constants: float32 `[heads, 2N]`, what is added for each distance, whatever the query.
+    """
+
+    keys: jax.Array
+    constants: jax.Array
+
+    def scores(self, query: jax.Array, key: jax.Array, distance: jax.Array | int) -> jax.Array:
+        """Returns the terms, float32 `[batch, heads, queries, keys]`; see `ScoreBias`."""
+        num_queries, num_keys = query.shape[2], key.shape[2]
+        start = self.keys.shape[1] // 2 - num_queries + distance
+        keys, constants = (
+            jax.lax.dynamic_slice_in_dim(table, start, num_queries + num_keys, axis=1)
+            for table in (self.keys, self.constants)
+        )
+        query = query[..., : keys.shape[-1]]  # What follows is of segments.
+        products = jnp.einsum("bhid,hrd->bhir", query, keys, preferred_element_type=jnp.float32)
+        return align_distances(products + constants[:, None], num_keys)
+
+
+class QueryBias(nn.Module):
+    """A vector for each head, `[heads, D]`; not zeros at the beginning, as other biases are."""
+
+    shape: tuple[int, int]
+    initializer_range: float
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        initializer = nn.initializers.truncated_normal(self.initializer_range)
+        return self.param("bias", initializer, self.shape, jnp.float32)
+
+
+class EncoderLayer(nn.Module):
+    """Relative self-attention, then a feed-forward network, each with LayerNorm of the sum.
+
+    Hidden states are `[B, L, H]`, or `Streams` of them, which have the same parameters and the same
+    dropout. `attend` needs all positions of a sequence; `finish` treats each position on its own.
+    """
+
+    config: XlnetConfig
+
+    @property
+    def dropout_places(self) -> Mapping[str, str | OfTable]:
+        """Where it drops elements, and the rate of each place."""
+        num_distances = 2 * largest_distance(self.config.max_position_embeddings)
+        return {
+            "attention": "attention_rate",
+            "sinusoids": OfTable("rate", num_distances),
+            "attention_output": "rate",
+            "intermediate": "rate",
+            "output": "rate",
+        }
+
+    def setup(self):
+        config = self.config
+        size, initial = config.hidden_size, config.initializer_range
+        self.query = Dense(size, initial, has_bias=False)
+        self.key = Dense(size, initial, has_bias=False)
+        self.value = Dense(size, initial, has_bias=False)
+        self.distance_key = Dense(size, initial, has_bias=False)
+        initializer = nn.initializers.truncated_normal(initial)
+        heads = config.num_heads, size // config.num_heads
+        # What is added to queries before they are multiplied with keys, with distances and with
+        # segments.
+        self.content_bias = QueryBias(heads, initial)
+        self.distance_bias = QueryBias(heads, initial)
+        self.segment_bias = QueryBias(heads, initial)
+        # Of a key in the same segment as the query, and of one in another.
+        self.segment_key = self.param("segment_key", initializer, (2, *heads), jnp.float32)
+        # A dense layer that is sharded over `tensor` along its inputs.
+        self.attention_output = RowParallelDense(size, initial, has_bias=False)
+        self.attention_layer_norm = LayerNorm(config.layer_norm_epsilon)
+        self.intermediate = Dense(config.intermediate_size, initial)
+        self.output = RowParallelDense(size, initial)
+        self.output_layer_norm = LayerNorm(config.layer_norm_epsilon)
+
+    def __call__(
+        self, x: jax.Array | Streams, inputs: SharedInputs, dropout: LayerDropout
+    ) -> jax.Array | Streams:
+        """Maps hidden states to those after this layer."""
+        return self.finish(x, self.attend(x, inputs, dropout), dropout)
+
+    def attend(
+        self, x: jax.Array | Streams, inputs: SharedInputs, dropout: LayerDropout
+    ) -> jax.Array | Streams:
+        """Returns the weighted values of all heads, joined; both streams read the content."""
+        content = x.content if isinstance(x, Streams) else x
+        key, bias, value = *self._keys(content, inputs, dropout), self.value(content)
+
+        def attend_from(states, mask):
+            return attention(
+                self._query(states, inputs),
+                key,
+                value,
+                mask,
+                num_heads=self.config.num_heads,
+                dropout=dropout.get("attention"),
+                bias=bias,
+            )
+
+        if not isinstance(x, Streams):
+            return attend_from(x, inputs.mask)
+        without_own = dataclasses.replace(inputs.mask, sees_own_rank=False)
+        return Streams(attend_from(content, inputs.mask), attend_from(x.query, without_own))
+
+    def finish(
+        self, x: jax.Array | Streams, context: jax.Array | Streams, dropout: LayerDropout
+    ) -> jax.Array | Streams:
+        """Returns the layer's output for its input `x` and `context`, the result of `attend`."""
+
+        def finish_one(x, context):
+            y = self.attention_output(context)  # [B, L, H]
+            x = self.attention_layer_norm(add_with_dropout(x, y, dropout.get("attention_output")))
+            y = activate(self.config.activation, self.intermediate(x))
+            y = self.output(apply_dropout(y, dropout.get("intermediate")))  # [B, L, H]
+            return self.output_layer_norm(add_with_dropout(x, y, dropout.get("output")))
+
+        return jax.tree.map(finish_one, x, context)
+
+    def scores(self, x: jax.Array, inputs: SharedInputs) -> tuple[jax.Array, AttentionMask]:
+        """Returns attention scores, float32 `[B, heads, L, L]`, and the mask of their softmax.
+
+        They are those of section 3.3 but for a constant of each query, which no softmax sees.
+        """
+        key, bias = self._keys(x, inputs, {})
+        query = self._query(x, inputs)
+        return scaled_scores(query, key, self.config.num_heads, bias), inputs.mask
+
+    def _query(self, x: jax.Array, inputs: SharedInputs) -> jax.Array:
+        """Returns `[B, L, heads * (D + NUM_SEGMENTS)]`: queries, and below each what it adds to the
+        scores of keys in its own segment, at the place of this segment.
+
+        The score of a key in another segment is a constant of the query, and left out.
+        """
+        config = self.config
+        query = self.query(x).reshape(*x.shape[:2], config.num_heads, -1)
+        head_dim, dtype = query.shape[-1], query.dtype
+        difference = self.segment_key[0] - self.segment_key[1]  # [heads, D]
+        same = jnp.einsum("blhd,hd->blh", query + self.segment_bias(), difference)
+        same = same[..., None] * inputs.segments[:, :, None]  # [B, L, heads, NUM_SEGMENTS]
+        joined = jnp.concatenate([query + self.content_bias(), same], axis=-1)
+        # Attention divides by the root of the size with segments.
+        joined *= math.sqrt((head_dim + NUM_SEGMENTS) / head_dim)
+        return joined.astype(dtype).reshape(*x.shape[:2], -1)
+
+    def _keys(
+        self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout
+    ) -> tuple[jax.Array, DistanceScores]:
+        """Returns the keys of contents and segments, as `_query` has them, and of distances."""
+        config = self.config
+        key = self.key(x).reshape(*x.shape[:2], config.num_heads, -1)
+        head_dim, dtype = key.shape[-1], key.dtype
+        segments = inputs.segments.astype(dtype)[:, :, None]
+        segments = jnp.broadcast_to(segments, (*key.shape[:3], NUM_SEGMENTS))
+        joined = jnp.concatenate([key, segments], axis=-1).reshape(*x.shape[:2], -1)
+
+        # The same for all rows: what is dropped of it, too.
+        table = inputs.sinusoids.astype(dtype)[None]
+        if "sinusoids" in dropout:
+            middle = largest_distance(config.max_position_embeddings) - table.shape[1] // 2
+            places = middle + np.arange(table.shape[1])
+            table = apply_dropout(table, dropout["sinusoids"].at(places[None]))
+        distances = split_heads(self.distance_key(table), config.num_heads)[0]  # [heads, 2N, D]
+        added = (self.distance_bias() - self.content_bias()) / math.sqrt(head_dim)
+        constants = jnp.einsum("hd,hrd->hr", added, distances, precision="highest")
+        return joined, DistanceScores(distances, constants)
+
+
+def encoder_layers(config: XlnetConfig) -> tuple[EncoderLayer, ...]:
+    """Returns the layers in their order: all are alike."""
+    return (EncoderLayer(config, parent=None),) * config.num_layers
+
+
+class LmHead(nn.Module):
+    """Predicts tokens from the hidden states at their positions: a product with the embeddings."""
+
+    config: XlnetConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, token_embedding: TokenEmbedding) -> jax.Array:
+        """Returns float32 logits `[B, K, V]` for hidden states `[B, K, H]`."""
+        shape = (token_embedding.padded_vocab_size,)
+        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
+        return token_embedding.logits(x, bias)
+
+
+# What follows is the same for each architecture's file; see model/architecture.py.
+Config = XlnetConfig
+Pooler, PairHead = bert.Pooler, bert.PairHead
+Last = Identity  # There is nothing between the last layer and the heads.
+
+# Which axes of the mesh shard a parameter: the first regular expression that is found in its path
+# decides. "mlm" is LmHead, "nsp" PairHead, and "layers" all encoder layers, stacked on axis 0.
+RULES = (
+    (r"token_embedding/embedding$", EMBEDDING_SPEC),
+    (r"embeddings/query$", P()),
+    (r"layers/(query|key|value|distance_key|intermediate)/kernel$", P(None, "fsdp", "tensor")),
+    (r"layers/intermediate/bias$", P(None, "tensor")),
+    (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),
+    (r"layers/segment_key$", P()),
+    (r"pooler/dense/kernel$", P("fsdp", "tensor")),
+    (r"mlm/bias$", P("tensor")),
+    (r"(bias|scale|nsp/dense/kernel)$", P()),
+)
+
+
+def flops_per_row(
+    config: XlnetConfig,
+    length: int,
+    num_outputs: int,
+    num_targets: int,
+    num_pairs: int,
+    num_streams: int = 1,
+) -> float:
+    """Returns the FLOPs of the matrix products of a forward pass for one row of `length`.
+
+    Two per multiply-add; attention is over the whole row, and the term of distances over all 2L of
+    them. The last layer finishes `num_outputs` positions; `num_targets` tokens and `num_pairs`
+    pairs are predicted. With two streams, keys and values are computed once, and the last layer
+    computes the query stream alone. The projections of the sinusoids, once for a batch, segments,
+    LayerNorm and softmax are not counted.
+    """
+    hidden, inner = config.hidden_size, config.intermediate_size
+    of_stream = length * hidden**2 + 2 * length**2 * hidden + 2 * length**2 * hidden
+    finish = hidden**2 + 2 * hidden * inner  # For one position.
+    before_last = (config.num_layers - 1) * num_streams
+    layers = config.num_layers * 2 * length * hidden**2  # Keys and values.
+    layers += before_last * (of_stream + length * finish) + of_stream + num_outputs * finish
+    pair_head = hidden**2 + 2 * hidden
+    heads = num_targets * hidden * config.padded_vocab_size + num_pairs * pair_head
+    return 2.0 * (layers + heads)
