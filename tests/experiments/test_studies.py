@@ -423,7 +423,7 @@ def test_endings_are_of_the_same_tale_and_labels_name_the_true_one(tmp_path):
 def write_news(directory: pathlib.Path) -> None:
     """Writes items of three topics, each of five words that begin with its letter."""
     for split in ("train", "test"):
-        lines = ["Text\tCategory", "string\td", "\tclass"]
+        lines = ["Text\tCategory", "string\td", "\tclass", ""]
         for topic, number in itertools.product("abc", range(9)):
             words = " ".join(f"{topic}{number}{split}{place}" for place in range(5))
             lines.append(f"{words}\t{topic}")
