@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.config import pools_last
 from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
@@ -124,9 +125,11 @@ class VectorModel(nn.Module):
         return len(self.pooling) * self.config.hidden_size
 
     def setup(self):
-        if self.config.causal and "cls" in self.pooling:
-            reason = "[CLS] of a left-to-right model sees no other token"
-            raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean'")
+        if pools_last(self.config) and "cls" in self.pooling:
+            reason = "the first token of a left-to-right model sees no other token"
+            if not self.config.causal:
+                reason = "the first token of this model is not [CLS], which is the last"
+            raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean' or 'lasttoken'")
         self.encoder = Encoder(self.config, self.plan)
         self.projection_layers = [
             nn.Dense(each.size, each.has_bias, dtype=jnp.float32, name=f"projection_{index}")

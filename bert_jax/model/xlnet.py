@@ -218,8 +218,12 @@ class LayerInputs(nn.Module):
 
 
 def largest_distance(length: int) -> int:
-    """Returns the distances on each side for rows of `length`: all, which blocks may round up."""
-    return length if length <= LONGEST_PLAIN_ROW else -(-length // BLOCK) * BLOCK
+    """Returns the number of distances on each side for rows of `length`: at least all of them.
+
+    Long rows are read by whole blocks, and `fsdp` shards the sinusoids.
+    """
+    multiple = 8 if length <= LONGEST_PLAIN_ROW else BLOCK
+    return -(-length // multiple) * multiple
 
 
 def sinusoids(distances: jax.Array, size: int) -> jax.Array:
@@ -393,12 +397,12 @@ class EncoderLayer(nn.Module):
         joined = jnp.concatenate([key, segments], axis=-1).reshape(*x.shape[:2], -1)
 
         # The same for all rows: what is dropped of it, too.
-        table = inputs.sinusoids.astype(dtype)[None]
+        table = inputs.sinusoids.astype(dtype)
         if "sinusoids" in dropout:
-            middle = largest_distance(config.max_position_embeddings) - table.shape[1] // 2
-            places = middle + np.arange(table.shape[1])
-            table = apply_dropout(table, dropout["sinusoids"].at(places[None]))
-        distances = split_heads(self.distance_key(table), config.num_heads)[0]  # [heads, 2N, D]
+            first = largest_distance(config.max_position_embeddings) - len(table) // 2
+            places = first + np.arange(len(table))
+            table = apply_dropout(table[None], dropout["sinusoids"].at(places[None]))[0]
+        distances = split_heads(self.distance_key(table)[None], config.num_heads)[0]
         added = (self.distance_bias() - self.content_bias()) / math.sqrt(head_dim)
         constants = jnp.einsum("hd,hrd->hr", added, distances, precision="highest")
         return joined, DistanceScores(distances, constants)

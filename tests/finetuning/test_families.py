@@ -13,12 +13,14 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.finetune import retrieval, squad, swag, tagging, text_classification
 from bert_jax.model.heads import find_head
+from bert_jax.tokenizers.stored import Layout
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import (
     WORDS,
     random_text,
     texts,
     train_bpe,
+    with_layout,
     write_albert_vocabulary,
     write_vocabulary,
 )
@@ -29,6 +31,7 @@ from tests.helpers.models import (
     small_model_config,
     small_modernbert_config,
     small_mpnet_config,
+    small_xlnet_config,
 )
 from tests.helpers.predict_equals_load import (
     check_answers,
@@ -64,9 +67,10 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "mpnet": {},
     "deberta": {},
     "longformer": {},
+    "xlnet": {},
 }
 # All others are in the slow tier.
-EXHAUSTIVE = ("deberta", "longformer", "mpnet")
+EXHAUSTIVE = ("deberta", "longformer", "mpnet", "xlnet")
 LENGTH = 24
 
 
@@ -78,7 +82,8 @@ def family_tokenizer(family, directory):
         write_albert_vocabulary(directory / "spiece.model")
         return load_tokenizer(directory / "spiece.model")
     vocabulary = write_vocabulary(directory / "vocab.txt", pad_id=int(family == "mpnet"))
-    return load_tokenizer(vocabulary)
+    tokenizer = load_tokenizer(vocabulary)
+    return with_layout(tokenizer, Layout(cls_last=True)) if family == "xlnet" else tokenizer
 
 
 @pytest.fixture(
@@ -102,6 +107,8 @@ def weights(request, tmp_path_factory):
     elif request.param == "longformer":
         fields |= {"num_layers": 2, "attention_window": 8}  # [CLS] reads what the first computes.
         config = small_longformer_config(tokenizer.vocab_size, sep_id=tokenizer.sep_id, **fields)
+    elif request.param == "xlnet":
+        config = small_xlnet_config(tokenizer.vocab_size, **fields)
     elif request.param == "deberta":
         config = small_deberta_config(tokenizer.vocab_size, **fields)
     else:

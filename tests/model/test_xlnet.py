@@ -18,6 +18,7 @@ from bert_jax.configs.finetune import text_classification
 from bert_jax.data.features import check_layout, unpack_rows
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder
+from bert_jax.model.task_models import VectorModel
 from bert_jax.model.xlnet import XlnetConfig, encoder_layers, flops_per_row
 from bert_jax.model.xlnet_names import config_from_json, config_to_json
 from bert_jax.objectives.masked_lm import MaskedLm
@@ -112,6 +113,12 @@ def test_a_tokenizer_with_another_place_for_cls_is_refused():
 def test_an_objective_that_would_train_the_head_on_the_content_stream_is_refused():
     with pytest.raises(ValueError, match=r"config\.objective=permutation"):
         check_stream("masked_lm", MaskedLm(make_masking()), XlnetConfig())
+
+
+def test_pooling_the_first_token_as_cls_is_refused():
+    config, rows = small_xlnet_config(), unpacked(np.arange(5, 9)[None], [0, 4, 4])
+    with pytest.raises(ValueError, match="pooling is 'cls', but the first token of this model is"):
+        VectorModel(config, ("cls",)).init(jax.random.key(0), rows)
 
 
 def unpacked(tokens, *bounds) -> dict:

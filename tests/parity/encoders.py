@@ -44,6 +44,8 @@ def narrow(values: Mapping) -> dict:
     """Returns the configuration with at most four layers, and a hidden size of at most 32."""
     if values["model_type"] == "distilbert":
         return {**values, "dim": 32, "n_heads": 4, "n_layers": 3, "hidden_dim": 40}
+    if values["model_type"] == "xlnet":
+        return {**values, "d_model": 32, "n_head": 4, "n_layer": 4, "d_inner": 40}
     small = {
         "hidden_size": 32,
         "num_attention_heads": 4,

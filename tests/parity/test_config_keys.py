@@ -1,11 +1,16 @@
 """Each key of `config.json`, changed: outputs as transformers, or an error that names it."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.tokenizers.export import transformers_files
+from bert_jax.tokenizers.stored import Layout
+from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import with_layout
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -43,12 +48,14 @@ DEBERTA_SIZES = SIZES | {
     "position_biased_input": False,
     "conv_kernel_size": 3,
 }
+XLNET_SIZES = {"vocab_size": 61, "d_model": 24, "n_layer": 2, "n_head": 3, "d_inner": 40}
 OTHER_SIZES = {
     "DistilBert": DISTILBERT_SIZES,
     "ModernBert": MODERNBERT_SIZES,
     "Esm": ESM_SIZES,
     "DebertaV2": DEBERTA_SIZES,
     "Longformer": SIZES | {"attention_window": 4, "type_vocab_size": 1},
+    "XLNet": XLNET_SIZES,
 }
 # Keys that a configuration may have, but does not by default.
 OTHER_KEYS = {
@@ -84,7 +91,9 @@ CASES = [
     ("DebertaV2", "ForSequenceClassification"),
     ("Longformer", "ForMaskedLM"),
     ("Longformer", "ForSequenceClassification"),
+    ("XLNet", "ForSequenceClassification"),
 ]
+WITHOUT_SEGMENTS = Layout(1, False, cls_last=True)  # As transformers is called below.
 ACTIVATIONS = [
     "relu",
     "gelu_new",
@@ -98,10 +107,15 @@ ACTIVATIONS = [
 VALUES = {
     "hidden_act": ACTIVATIONS,
     "activation": ACTIVATIONS,
+    "ff_activation": ACTIVATIONS,
     "layer_norm_eps": [1e-2],
     "pad_token_id": [2, 3],
     "hidden_size": [36],
     "dim": [36],
+    "d_model": [36],
+    "n_head": [4],
+    "attn_type": ["uni"],
+    "clamp_len": [2],
     "num_attention_heads": [4],
     "n_heads": [4],
     "embedding_size": [8, 24],
@@ -171,6 +185,11 @@ def write_model(directory, family: str, head: str, **changes):
     pieces = [*names, *(f"w{index}" for index in range(56))]
     (directory / "vocab.txt").write_text("\n".join(pieces))
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    if family == "XLNet":  # [CLS] is last.
+        tokenizer = with_layout(load_tokenizer(directory / "vocab.txt"), WITHOUT_SEGMENTS)
+        for name, content in transformers_files(tokenizer.stored, 40).items():
+            text = content if isinstance(content, str) else json.dumps(content)
+            (directory / name).write_text(text)
     return model
 
 
