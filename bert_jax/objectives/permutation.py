@@ -10,7 +10,7 @@ order is uniform. No token is replaced by a mask.
 In the released code [SEP] and [CLS] are ordered among the targets; here, as all other tokens that
 are not predicted, they come before them.
 The query stream is computed at all positions, as the content stream is. At the targets alone, it
-would take a sixth of its time, and a step some 40 % less.
+would take a sixth of its FLOPs, and a step of the base model at 512 tokens 39 % fewer.
 """
 
 import dataclasses

@@ -165,6 +165,7 @@ def test_rows_beyond_512_tokens_are_read_by_blocks():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_both_streams_drop_the_same_places():
     """Each place is dropped in training; what is dropped of sinusoids is the same for all rows."""
     config = small_xlnet_config(num_layers=1)

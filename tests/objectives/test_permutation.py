@@ -106,10 +106,20 @@ CASE = suites.ObjectiveCase(
 )
 
 
+IN_SLOW_TIER = (
+    "eight_devices_and_microbatches_agree_with_one",
+    "resumed_step_equals_uninterrupted",
+)
+
+
 @pytest.mark.parametrize(
     "holds",
     [
-        pytest.param(*each.values, id=each.id, marks=each.marks or pytest.mark.exhaustive)
+        pytest.param(
+            *each.values,
+            id=each.id,
+            marks=pytest.mark.slow if each.id in IN_SLOW_TIER else pytest.mark.exhaustive,
+        )
         for each in suites.OBJECTIVE
     ],
 )
