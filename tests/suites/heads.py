@@ -31,10 +31,11 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import pools_last
 from bert_jax.sharding.mesh import BATCH_SPEC, batch_sharding, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
+from bert_jax.tokenizers.stored import Layout
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
-from tests.helpers.corpora import write_vocabulary
+from tests.helpers.corpora import with_layout, write_vocabulary
 from tests.helpers.models import (
     assert_trees_equal,
     random_params,
@@ -245,6 +246,8 @@ def save(case: HeadCase, directory):
     words = [f"w{number}" for number in range(VOCAB - 8)]
     pad_id = max(0, getattr(case.config, "position_offset", 0) - 1)  # As transformers has it.
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt", words, pad_id))
+    if getattr(case.config, "cls_last", False):
+        tokenizer = with_layout(tokenizer, Layout(cls_last=True))
     settings = model_settings(case.config, case.params) | {"head": dict(case.settings)}
     write_checkpoint(directory / "saved", case.params, settings, tokenizer)
     return settings, tokenizer
