@@ -120,6 +120,8 @@ class Study:
     of the pre-training run itself: a name, and the key in result.json. `about` says what is
     compared and where the paper's numbers are from, at both scales; `laptop` what is smaller at
     laptop scale, and `limits` what that can and cannot show, whatever the scores of a run.
+    `appendix` returns further Markdown of the report, from the finished runs at a scale; it may
+    write plots into the report's directory, its second argument.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Study:
     pretraining_metrics: dict[str, str] = dataclasses.field(default_factory=dict)
     num_seeds: int = 2
     draw: Callable = study_report.draw_scores
+    appendix: Callable[[str, pathlib.Path], str] | None = None
 
 
 def fetched(name: str) -> str:
@@ -396,4 +399,5 @@ def run_study(study: Study, scale: str) -> None:
     default = "experiments/reports" if scale == "laptop" else f"{runs(scale)}/reports"
     directory = REPORTS.value or default
     scores = collect(study, scale)
-    study_report.write(study, scale, columns, *scores, directory, command_of_study())
+    appendix = study.appendix(scale, pathlib.Path(directory)) if study.appendix else ""
+    study_report.write(study, scale, columns, *scores, directory, command_of_study(), appendix)

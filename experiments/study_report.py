@@ -102,8 +102,9 @@ def write(
     baselines: dict[str, float],
     directory: str,
     command: str,
+    appendix: str = "",
 ) -> None:
-    """Writes NAME.md and NAME.png into `directory`.
+    """Writes NAME.md and NAME.png into `directory`, with any `appendix` of the study.
 
     `baselines` are the held-out perplexities of word frequencies alone, by row format.
     """
@@ -112,10 +113,11 @@ def write(
     figure = study.draw(study.title, rows, columns, scores)
     figure.savefig(directory / f"{study.name}.png", dpi=130)
     metrics, notes = list(study.pretraining_metrics), []
-    notes.append(
-        "Our scores on dev are in percent: the median over the seeds, and their range. Each seed "
-        "keeps its best epoch, as chosen on dev."
-    )
+    if columns:
+        notes.append(
+            "Our scores on dev are in percent: the median over the seeds, and their range. Each "
+            "seed keeps its best epoch, as chosen on dev."
+        )
     if any(seeds.num_collapsed for seeds in scores.values()):
         notes.append("A seed that collapsed predicts one class for all examples.")
     if metrics:
@@ -129,6 +131,7 @@ def write(
         table(rows, columns, scores, metrics),
         " ".join(notes),
         f"![{study.title}]({study.name}.png)",
+        *([appendix] * bool(appendix)),
         *([f"**What this scale can and cannot show.** {study.limits}"] * (scale == "laptop")),
         f"Made on {machine()}, {datetime.date.today()}, by this command:",
         f"```\n{command}\n```",

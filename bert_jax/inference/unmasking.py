@@ -143,27 +143,25 @@ def unmask(
     written as it would be alone in the call, but for rounding, if its index were the same.
     """
     special_ids, mask_id = tuple(tokenizer.special_ids), tokenizer.mask_id
-    written, batches = [None] * len(features), []
-    limit = model.config.max_position_embeddings
+    limit, batches, slots = model.config.max_position_embeddings, [], []
     for members, rows in forward.batch_by_length(features, ROWS_PER_BATCH, limit, max_sequences=1):
-        indices = np.full(len(rows["tokens"]), len(features))
+        indices = np.full(len(rows["tokens"]), len(features))  # Of an empty row.
         indices[: len(members)] = [index for (index,) in members]
-        positions = find_masks(rows["tokens"], mask_id, count)
-        slots = first_slots(np.take_along_axis(rows["tokens"], positions, axis=1), mask_id)
-        num_masks = np.sum(rows["tokens"] == mask_id, axis=1)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), indices)
-        batches.append([indices, num_masks, (rows, positions), keys, slots])
-    last = max((int(np.max(num_masks)) for _, num_masks, *_ in batches), default=0)
+        positions = find_masks(rows["tokens"], mask_id, count)
+        num_masks = np.sum(rows["tokens"] == mask_id, axis=1)
+        batches.append((indices, keys, rows, positions, num_masks))
+        slots.append(first_slots(np.take_along_axis(rows["tokens"], positions, axis=1), mask_id))
+    last = max((int(np.max(num_masks)) for *_, num_masks in batches), default=0)
     last = last if num_steps is None else min(num_steps, last)
     for step in tqdm.trange(last, delay=3, mininterval=1.0, leave=False):
-        for batch in batches:
-            indices, num_masks, (rows, positions), keys, slots = batch
-            batch[-1] = unmask_rows(
+        for number, (_, keys, rows, positions, num_masks) in enumerate(batches):
+            slots[number] = unmask_rows(
                 model,
                 params,
                 rows,
                 positions,
-                slots,
+                slots[number],
                 num_masked_after(step, num_steps, num_masks),
                 keys,
                 step,
@@ -172,8 +170,9 @@ def unmask(
                 special_ids=special_ids,
                 mask_id=mask_id,
             )
-        for indices, num_masks, *_, slots in batches:
-            tokens = np.asarray(slots.tokens)
+        written = [None] * len(features)
+        for (indices, *_, num_masks), batch_slots in zip(batches, slots, strict=True):
+            tokens = np.asarray(batch_slots.tokens)
             for row, index in enumerate(indices[indices < len(features)]):
                 written[index] = tokens[row, : num_masks[row]]
-        yield list(written)
+        yield written

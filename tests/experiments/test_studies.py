@@ -36,7 +36,7 @@ NAMES = sorted(
     path.stem
     for path in (ROOT / "experiments").glob("*.py")
     if not path.stem.startswith("study")
-    and path.stem not in ("all_tokens_mlm", "joined_news", "story_endings")
+    and path.stem not in ("all_tokens_mlm", "joined_news", "story_endings", "toy_language")
 )
 
 

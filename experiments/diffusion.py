@@ -1,0 +1,276 @@
+r"""Masked diffusion against left to right at equal compute: the bound, and text of few steps.
+
+    python experiments/toy_language.py runs/studies/data/toy_language.txt
+    python experiments/diffusion.py --scale=laptop --workdir=runs/studies \
+        --text=runs/studies/data/toy_language.txt
+    python experiments/diffusion.py --scale=pod --workdir=/gcs/studies --glue_dir=/gcs/glue_data
+
+Source: Sahoo et al. (2024), who compare both at the size of BERT_BASE, after a million steps.
+"""
+
+import functools
+import itertools
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import study
+import study_report
+import study_tasks
+import toy_language
+from matplotlib.figure import Figure
+
+import bert_jax
+from bert_jax.data.features import ModelInput
+from bert_jax.data.rows import Rows
+from bert_jax.inference.pretrained_model import PretrainedModel
+from bert_jax.inference.unmasking import unmask
+from bert_jax.model.config import BertConfig
+from bert_jax.objectives.left_to_right import LeftToRight
+from bert_jax.objectives.masked_diffusion import MaskedDiffusion
+
+SIZES = {"laptop": ("tiny", 296), "pod": ("base", 30522)}
+STEPS = {  # Of masked diffusion, on short rows and on long ones.
+    "laptop": (450, 1000),
+    "pod": (900_000, 100_000),
+}
+NUM_SEEDS = 1
+PERPLEXITY = "held-out perplexity"
+DIFFUSION, LEFT_TO_RIGHT = "Masked diffusion", "Left to right"
+OBJECTIVES = {
+    DIFFUSION: ("masked_diffusion", MaskedDiffusion((), 0)),
+    LEFT_TO_RIGHT: ("left_to_right", LeftToRight(next_sentence=False)),
+}
+NUM_ROWS, NUM_MASKS = 512, 8  # Held-out rows, and how often each is masked for the bound.
+NUM_TEXTS, TEXT_LENGTH = 128, 128  # Or as long as the rows.
+ORDERS, STEPS_OF_WRITING, HELD_OUT = ("random", "confidence"), (1, 8, 32, 128), ("held out", 0)
+
+
+def settings(name: str, scale: str, seed: int) -> study.Settings:
+    """Returns the fields of a pre-training run with the compute of masked diffusion."""
+    size, vocab_size = SIZES[scale]
+    config = BertConfig.named(size, vocab_size=vocab_size)
+    objective, own = OBJECTIVES[name]
+    result = {"objective": objective, "next_sentence": False, "seed": seed}
+    names = "num_steps", "long_phase.num_steps"
+    for field, length, steps in zip(names, study.ROW_LENGTHS[scale], STEPS[scale], strict=True):
+        cost = OBJECTIVES[DIFFUSION][1].flops_per_row(config, length, 1)
+        result[field] = round(steps * cost / own.flops_per_row(config, length, 1))
+    return result
+
+
+def row(name: str, scale: str, seed: int) -> study.Row:
+    fields = settings(name, scale, seed)
+    return study.Row(f"{name}, seed {seed}", {}, fields, row_format="full_sentences")
+
+
+def rows(scale: str) -> list[study.Row]:
+    return [row(name, scale, seed) for seed in range(NUM_SEEDS) for name in OBJECTIVES]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def loss_sums(objective, module, params: dict, batch: dict) -> tuple[jax.Array, jax.Array]:
+    """Returns the loss of a batch, in nats, and the number of its tokens."""
+    return objective.sums(module, params, batch)[objective.main_loss]
+
+
+def nats_per_token(model: PretrainedModel, rows: dict, num_masks: int = 1) -> float:
+    """Returns the mean loss, or its bound, of all tokens of packed rows that are not special.
+
+    `num_masks` is how often the rows are masked for the bound.
+    """
+    special_ids, module = tuple(model.tokenizer.special_ids), model.module
+    objective = MaskedDiffusion(special_ids, model.tokenizer.mask_id)
+    if model.config.causal:
+        objective, num_masks = LeftToRight(next_sentence=False), 1
+    total = count = 0.0
+    for seed in range(num_masks):
+        batch = objective.prepare(rows, jax.random.key(seed))
+        if model.config.causal:  # Diffusion predicts no special tokens.
+            is_special = jnp.isin(batch["targets"], jnp.array(special_ids))
+            batch["target_weights"] = jnp.where(is_special, 0.0, batch["target_weights"])
+        sums = loss_sums(objective, module, model.params, batch)
+        total, count = total + float(sums[0]), count + float(sums[1])
+    return total / count
+
+
+def rows_of_texts(ids: np.ndarray, tokenizer) -> dict:
+    """Returns rows of `[CLS] text [SEP]`, of int32 ids `[texts, tokens]`."""
+    sides = [np.full((len(ids), 1), index) for index in (tokenizer.cls_id, tokenizer.sep_id)]
+    tokens = np.concatenate([sides[0], ids, sides[1]], axis=1)
+    bounds = np.tile([0, tokens.shape[1], tokens.shape[1]], (len(ids), 1, 1))
+    return {"tokens": tokens, "sequence_bounds": bounds}
+
+
+def write_texts(model: PretrainedModel, order: str, steps: int, length: int) -> np.ndarray:
+    """Returns texts of `length` tokens, int32 `[NUM_TEXTS, length]`, of nothing but the model."""
+    masks = np.full((NUM_TEXTS, length), model.tokenizer.mask_id)
+    tokens = rows_of_texts(masks, model.tokenizer)["tokens"]
+    features = [ModelInput((each,), (len(each),)) for each in tokens]
+    *_, written = unmask(
+        model.module, model.params, features, length, model.tokenizer, steps, 1.0, order, seed=0
+    )
+    return np.stack(written)
+
+
+def sentences_of(ids: np.ndarray, tokenizer) -> list[list[str]]:
+    """Returns the words of each sentence of texts, int32 `[texts, tokens]`."""
+    texts = [
+        tokenizer.decode(i for i in text if i not in tokenizer.special_ids) for text in ids.tolist()
+    ]
+    return [
+        sentence
+        for text in texts
+        for sentence in toy_language.sentences_of(text.replace(".", " .").split())
+    ]
+
+
+def share_of_correct(ids: np.ndarray, tokenizer) -> float:
+    """Returns the share of sentences that the toy language has."""
+    found = map(toy_language.log_probability, sentences_of(ids, tokenizer))
+    return float(np.mean(np.isfinite([*found])))
+
+
+def share_of_distinct(ids: np.ndarray) -> float:
+    """Returns how many different tokens a text has, by token: the mean over texts."""
+    return float(np.mean([len(set(text)) / len(text) for text in ids.tolist()]))
+
+
+def table(header: str, lines: list[tuple]) -> str:
+    """Returns a Markdown table of names and numbers."""
+    marks = " | ".join(["---", *["---:"] * header.count("|")])
+    return "\n".join(f"| {' | '.join(each)} |" for each in [(header,), (marks,), *lines])
+
+
+def bounds(models: dict[str, PretrainedModel], real: dict) -> str:
+    """Returns the table of the models' losses of held-out rows."""
+    lines = []
+    for name, model in models.items():
+        nats = nats_per_token(model, real, NUM_MASKS)
+        lines.append((name, f"{nats:.3f}", f"{np.exp(nats):.2f}"))
+    tokenizer = model.tokenizer
+    exact = sum(map(toy_language.log_probability, sentences_of(real["tokens"], tokenizer)))
+    if np.isfinite(exact):
+        nats = -exact / np.sum(~np.isin(real["tokens"], tokenizer.special_ids))
+        lines.append(("The language itself", f"{nats:.3f}", f"{np.exp(nats):.2f}"))
+    return table("held-out rows | nats per token | perplexity", lines)
+
+
+def texts(writer: PretrainedModel, judge: PretrainedModel, real: dict) -> dict[tuple, dict]:
+    """Returns the scores and the first of the texts that `writer` writes, by order and steps.
+
+    Those at ("held out", 0) are held-out texts.
+    """
+    tokenizer, length = writer.tokenizer, min(TEXT_LENGTH, real["tokens"].shape[1] - 2)
+    is_full = np.all(~np.isin(real["tokens"][:, 1:-1], tokenizer.special_ids), axis=1)
+    samples = {HELD_OUT: real["tokens"][is_full][:NUM_TEXTS, 1 : 1 + length].astype(np.int32)}
+    for order, steps in itertools.product(ORDERS, STEPS_OF_WRITING):
+        samples[order, min(steps, length)] = write_texts(writer, order, steps, length)
+    return {
+        way: {
+            "nats": nats_per_token(judge, rows_of_texts(ids, tokenizer)),
+            "correct": share_of_correct(ids, tokenizer),
+            "distinct": share_of_distinct(ids),
+            "first": tokenizer.decode(ids[0].tolist()),
+        }
+        for way, ids in samples.items()
+    }
+
+
+def draw_texts(written: dict[tuple, dict]) -> Figure:
+    """Returns a panel of the share of correct sentences, over the number of steps."""
+    figure = Figure((5.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for order, color in zip(ORDERS, study_report.COLORS, strict=False):
+        steps = [each for name, each in written if name == order]
+        values = [100 * written[order, each]["correct"] for each in steps]
+        axis.plot(steps, values, "o-", color=color, label=f"order: {order}")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(steps, steps)
+    axis.set_ylim(0)
+    axis.set_xlabel("steps")
+    axis.set_ylabel("sentences of the toy language (%)")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.suptitle("What masked diffusion writes", fontsize=11)
+    return figure
+
+
+def appendix(scale: str, directory: pathlib.Path) -> str:
+    """Returns the bounds of the runs, and the texts that they write; draws the latter."""
+    models = {each.name: bert_jax.load(study.encoder(each, scale)) for each in rows(scale)}
+    _, fields = study.pretraining(rows(scale)[0], scale)
+    heldout = Rows(fields["long_phase.corpus"], split="heldout")
+    real = heldout.read(0, min(NUM_ROWS, heldout.num_rows))
+    real["stream_positions"] = np.arange(len(real["tokens"]), dtype=np.uint32)
+    written = texts(*(models[row(name, scale, 0).name] for name in OBJECTIVES), real)
+    directory.mkdir(parents=True, exist_ok=True)
+    draw_texts(written).savefig(directory / "diffusion_texts.png", dpi=130)
+    names = {way: f"{way[0]}, {way[1]} steps" if way[1] else "held out" for way in written}
+    lines = [
+        (names[way], f"{each['nats']:.2f}", f"{each['correct']:.0%}", f"{each['distinct']:.0%}")
+        for way, each in written.items()
+    ]
+    header = "texts | nats per token, left to right | sentences of the language | distinct tokens"
+    length = min(TEXT_LENGTH, real["tokens"].shape[1] - 2)
+    return "\n\n".join(
+        [
+            "## The bound",
+            f"The first {len(real['tokens'])} held-out rows. Both objectives are scored on the "
+            "same tokens, without [SEP], which left to right also predicts. Of masked diffusion it "
+            f"is the bound, a mean over {NUM_MASKS} sets of masks.",
+            bounds(models, real),
+            "## Texts",
+            f"Held-out texts, and {NUM_TEXTS} that masked diffusion has written from nothing, all "
+            f"of {length} tokens: {length} steps write one token at a time. The left-to-right "
+            "model scores them. A text can be probable because it repeats a few words: so there is "
+            "the share of distinct tokens in a text. The last sentence of a text may be cut.",
+            table(header, lines),
+            "![What masked diffusion writes](diffusion_texts.png)",
+            "The first text of each:",
+            "\n".join(f"- {names[way]}: {each['first']}" for way, each in written.items()),
+        ]
+    )
+
+
+def draw(title: str, rows: Sequence, columns: Sequence[str], scores: dict) -> Figure:
+    """Returns a panel of the held-out perplexities, a dot for each seed."""
+    figure = Figure((5.2, 2.6), layout="constrained")
+    axis = figure.subplots()
+    for place, (name, color) in enumerate(zip(OBJECTIVES, study_report.COLORS, strict=False)):
+        own = [scores.get((row.name, PERPLEXITY), []) for row in rows if row.name.startswith(name)]
+        values = [value for each in own for value in study_report.finished(each)]
+        axis.plot(values, [place] * len(values), "o", color=color, alpha=0.6)
+    axis.set_yticks(range(len(OBJECTIVES)), OBJECTIVES)
+    axis.set_ylim(len(OBJECTIVES) - 0.5, -0.5)
+    axis.set_xlabel("held-out perplexity (of masked diffusion, its bound)")
+    axis.grid(alpha=0.3)
+    figure.suptitle(f"{title}\ndots: runs with different seeds", fontsize=11)
+    return figure
+
+
+STUDY = study.Study(
+    name="diffusion",
+    title="Masked diffusion against left to right at equal compute",
+    about="Both train the same encoder on the same text, in steps whose number is inversely "
+    "proportional to the FLOPs of a step; attention counts as full for both. Perplexities are exp "
+    "of nats per token: of masked diffusion an upper bound, of left to right exact, with [SEP] "
+    "among its tokens.",
+    laptop="Ours: BERT_TINY (2 layers, hidden size 128), on a toy language of which the "
+    "probability of every sentence is known (`toy_language.py`). On Wikipedia, masked diffusion of "
+    "this size has learned no more than the frequencies of words after as many steps.",
+    limits="The language has some 130 words, and needs no memory beyond a sentence: the tables "
+    "show whether both objectives learn it, and how the number of steps affects what is written. "
+    "They do not show which of the two learns English faster, or how many steps a good model needs "
+    "for that.",
+    rows=rows,
+    tasks=lambda scale: study_tasks.sentences(scale, "mnli") if scale == "pod" else [],
+    pretraining_metrics={PERPLEXITY: "perplexity"},
+    draw=draw,
+    appendix=appendix,
+)
+
+if __name__ == "__main__":
+    study.main(STUDY)
