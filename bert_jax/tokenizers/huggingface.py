@@ -464,6 +464,12 @@ def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_cl
     transformers follow the one and others the other.
     """
     prefixed = config.get("add_prefix_space")
+    if tokenizer_class == "XLNetTokenizer":
+        prefixed, unk_id = None, spec["model"]["unk_id"]  # Its class has no such option.
+        if config.get("unk_id", unk_id) != unk_id:
+            raise ValueError(
+                f"{path}: unk_id is {unk_id}, but {config['unk_id']} in {CONFIG_FILENAME}"
+            )
     if prefixed is not None and spec["model"]["type"] == "BPE":
         byte_level_of(spec)["add_prefix_space"] = prefixed
     elif prefixed is not None:

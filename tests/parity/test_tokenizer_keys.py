@@ -19,6 +19,7 @@ FAMILIES = {
     "xlm-roberta": ("XLMRobertaTokenizer", ROBERTA),
     "camembert": ("CamembertTokenizer", ROBERTA),
     "albert": ("AlbertTokenizer", ("[CLS]", "<unk>", "[SEP]", "<pad>", "[MASK]")),
+    "xlnet": ("XLNetTokenizer", ("<unk>", "<pad>", "<sep>", "<cls>", "<mask>")),
 }
 # Without special tokens, which transformers finds in a text, and this project does not.
 TEXTS = ("a", "a b", "A  á学 b a", "ab\tc", " x a ", "b#a bb", "a e\u0301 Á", "")
@@ -64,6 +65,8 @@ def write_tokenizer(directory, family: str, **changes) -> None:
     fields = ["cls", "pad", "sep", "unk", "mask"]
     if family == "albert":  # Its class takes 1 for the id of the unknown token.
         fields[1], fields[3] = fields[3], fields[1]
+    if family == "xlnet":  # And this one 0.
+        fields[0], fields[3] = fields[3], fields[0]
     names = dict(zip(fields, special, strict=True))
     cls, sep = names["cls"], names["sep"]
     own = ["a", "b", "c", "A", "á", "学", "#", "e", "Á", "<n>"]
@@ -84,14 +87,15 @@ def write_tokenizer(directory, family: str, **changes) -> None:
         split = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
         model = {"type": "Unigram", "unk_id": fields.index("unk"), "byte_fallback": False}
         own = [*own[:10], "▁a", "▁b", "▁", "▁A"]
-        if family == "albert":
+        if family in ("albert", "xlnet"):
             steps = [("``", '"'), ("''", '"')]
             replace = [
                 {"type": "Replace", "pattern": {"String": a}, "content": b} for a, b in steps
             ]
             normalizer = {"type": "Sequence", "normalizers": [*replace, {"type": "NFKD"}]}
-            normalizer["normalizers"] += [{"type": "StripAccents"}, {"type": "Lowercase"}]
-    if model["type"] != "WordPiece" and family != "albert":
+            normalizer["normalizers"] += [{"type": "StripAccents"}]
+            normalizer["normalizers"] += [{"type": "Lowercase"}] * (family == "albert")
+    if model["type"] != "WordPiece" and family not in ("albert", "xlnet"):
         normalizer = None
     pieces = [*special, *own]
     ids = {piece: index for index, piece in enumerate(pieces)}
