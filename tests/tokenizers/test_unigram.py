@@ -22,16 +22,13 @@ ALBERT = {"tokenizer_class": "AlbertTokenizer"}
 def train(texts=TEXTS, size=90, **options) -> bytes:
     model = io.BytesIO()
     names = {"pad_piece": "<pad>", "unk_piece": "<unk>"}
+    names |= {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
     names["control_symbols"] = ["[CLS]", "[SEP]", "[MASK]"]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*texts] * 20),
         model_writer=model,
         vocab_size=size,
         hard_vocab_limit=False,
-        pad_id=0,
-        unk_id=1,
-        bos_id=-1,
-        eos_id=-1,
         minloglevel=2,
         **names | options,
     )
@@ -204,6 +201,24 @@ def test_deberta_is_cased_and_its_mask_follows_the_pieces(config, expected, tmp_
     assert surface(tokenizer, "old.").endswith(f"old{separator}.")
     assert tokenizer.unk_id in tokenizer.encode("ﬁ")  # There is no compatibility normalization.
     assert store_tokenizer(tokenizer, tmp_path / "stored").files() == tokenizer.files()
+
+
+def test_xlnet_is_cased_and_its_cls_is_last(tmp_path):
+    symbols = ["<cls>", "<sep>"]
+    others = {"control_symbols": symbols, "user_defined_symbols": ["<mask>", "<eod>", "<eop>"]}
+    model = train(unk_id=0, bos_id=1, eos_id=2, pad_id=5, **others)
+    directory = write(tmp_path / "m", model, config={"model_type": "xlnet"})
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.special_ids == (5, 0, 3, 4, 6) and not tokenizer.lower_case
+    assert surface(tokenizer, "The  boat") == "▁The▁boat"
+    assert tokenizer.encode("Th\u00e9") == tokenizer.encode("The")
+    assert surface(tokenizer, "a<eop>").endswith("a<eop>")  # One piece, as in transformers.
+    assert tokenizer.layout == Layout(cls_last=True)
+    assert make_sequence(tokenizer, [9], [10, 11])[0].tolist() == [9, 4, 10, 11, 4, 3]
+    assert store_tokenizer(tokenizer, tmp_path / "stored").files() == tokenizer.files()
+    (directory / "tokenizer_config.json").write_text('{"keep_accents": true}')
+    with pytest.raises(ValueError, match="keep_accents=True is not supported"):
+        load_tokenizer(directory)
 
 
 XLM_ROBERTA = {"tokenizer_class": "XLMRobertaTokenizer"}
