@@ -95,7 +95,7 @@ def make_deberta_config(**fields) -> DebertaConfig:
 
 def make_longformer_config(**fields) -> LongformerConfig:
     defaults = {"max_position_embeddings": LENGTH, "initializer_range": 0.2, "dropout_rate": 0.0}
-    defaults |= {"global_tokens": "first", "type_vocab_size": 2}
+    defaults |= {"attention_window": 4, "global_tokens": "first", "type_vocab_size": 2}
     return small_longformer_config(VOCAB, **defaults | fields)
 
 
