@@ -404,7 +404,7 @@ def test_exported_model_is_the_same_in_the_same_class(family, head_class, tmp_pa
     save_huggingface(written, loaded.params, loaded.settings, loaded.tokenizer)
     tokens = torch.tensor([[2, 7, 11, 13, 5, 3], [2, 9, 60, 44, 23, 3]])
     if family == "Longformer":  # Which finds the texts of a pair by its separators.
-        tokens[:, [2, 3, 5]] = 2
+        tokens[:, 0], tokens[:, [2, 3, 5]] = 0, 2
     tokens = tokens[None] if head_class == "ForMultipleChoice" else tokens
     again = type(model).from_pretrained(written).eval()
     assert again.config.architectures == model.config.architectures
