@@ -479,6 +479,10 @@ BAD_FIELDS = [
     ({"objective": "span_boundary"}, "config.next_sentence=False"),
     ({"objective": "span_boundary", "next_sentence": False}, "config.masking.unit"),
     ({"objective": "masked_diffusion"}, "config.next_sentence=False"),
+    (
+        {"objective": "left_to_right", "model": {"architecture": "xlnet", "size": "base"}},
+        "model.architecture=xlnet has no next-sentence loss: set config.next_sentence=False",
+    ),
     ({"objective": "replaced_tokens"}, "config.generator"),
     ({"mesh__data": 16}, "8 devices"),
 ]

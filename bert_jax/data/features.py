@@ -230,12 +230,13 @@ def unpack_rows(rows: dict[str, jax.Array], pools_last: bool = False) -> dict[st
       pools_last: whether the pooler reads the last token of a sequence (`model.config.pools_last`).
 
     Returns:
-      int32 `tokens`, `segment_ids` (1 in the second segment of a pair), `position_ids` (restarting
+      int32 `tokens`, `segment_ids` (1 in the second segment), `position_ids` (restarting
       in each sequence) and `sequence_ids` (1, 2, ... in each row), all `[batch, length]` and 0 on
       padding; int32 `pooled_positions` `[batch, max_sequences]`, of the first token, or if
       `pools_last` of the last one; and given `nsp_labels`, these as int32 and float32 `nsp_weights`
-      `[batch, max_sequences]`, 1 for a pair, 0 for a sequence without a second segment or an unused
-      slot; `is_global` as it is.
+      `[batch, max_sequences]`, 1 for a sequence with a second segment, 0 for one without or an
+      unused slot; `is_global` as it is. If [CLS] is last and segments are used (XLNet), single
+      texts have a second segment, too: such models are not trained on `nsp_labels`.
     """
     tokens = rows["tokens"].astype(jnp.int32)
     bounds = rows["sequence_bounds"].astype(jnp.int32)

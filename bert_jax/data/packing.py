@@ -15,8 +15,8 @@ def row_dtype(max_seq_length: int, max_sequences: int, token_dtype: str = "uint1
       tokens: `[CLS] first [SEP] second [SEP]`, or `[CLS] first [SEP]`, for each pair, or what the
         layout of the tokenizer has instead; then padding.
       sequence_bounds: (start, second_start, end) of each pair: the positions of its first token, of
-        the first token of its second segment (`end` if there is none), and one past its last token.
-        All zero in an unused slot.
+        the first token of its second segment (`end` if there is none; beside one text, a [CLS] that
+        is last may be one), and one past its last token. All zero in an unused slot.
       nsp_labels: 0 is IsNext, 1 is NotNext; 0 without a second span.
     """
     fields = [

@@ -167,7 +167,8 @@ class TrialRun:
                 self.writer.write(self.num_steps, values)
             if split.name == collapse_split.name:
                 outputs = predictions[split.name].outputs
-                result["collapsed"] = task.head.is_collapsed(split.features, outputs)
+                cls_last = self._tokenizer.layout.cls_last
+                result["collapsed"] = task.head.is_collapsed(split.features, outputs, cls_last)
                 if result["collapsed"]:
                     logging.warning(
                         "%s collapsed: its predictions are equal, or nearly so, for all of %s; see "

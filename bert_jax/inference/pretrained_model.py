@@ -258,7 +258,7 @@ class PretrainedModel:
 
         Returns:
           int32 `[texts, length]` arrays, which are 0 (`tokens`: `tokenizer.pad_id`) on padding:
-          `tokens`; `segment_ids`, 1 in the second text of a pair; `position_ids`, 0, 1, ...;
+          `tokens`; `segment_ids`, those of `tokens()`; `position_ids`, 0, 1, ...;
           `sequence_ids`, 1 for all tokens of the text, which attend to each other alone. And where
           the text is: int32 `pooled_positions` `[texts, 1]`, of [CLS], and `sequence_bounds`
           `[texts, 1, 3]`: start, start of the second text, end. `target_positions`, at which a
@@ -274,7 +274,12 @@ class PretrainedModel:
         features = self._make_features(parts, chosen, max_length, global_positions)
         check_segments(self.config, features)
         length = length or max(map(len, features), default=2)
-        return build_batch(features, length, self.tokenizer.pad_id, pools_last(self.config))
+        batch = build_batch(features, length, self.tokenizer.pad_id, pools_last(self.config))
+        if self.tokenizer.layout.cls_last and self.tokenizer.layout.has_segments:
+            segment_ids = batch["segment_ids"].copy()
+            np.put_along_axis(segment_ids, batch["pooled_positions"], 2, axis=1)
+            batch["segment_ids"] = segment_ids
+        return batch
 
     def encode(
         self,

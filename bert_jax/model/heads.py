@@ -28,17 +28,17 @@ Outputs = Sequence[np.ndarray]
 `[sequences, H]`."""
 
 
-def _one_class(features, outputs):
+def _one_class(features, outputs, cls_last=False):
     if outputs[0].size == 1:  # A cross-encoder scores passages one by one.
         return _equal_vectors(features, outputs)
     return len({int(scores.argmax()) for scores in outputs}) == 1
 
 
-def _one_label_set(features, outputs):
+def _one_label_set(features, outputs, cls_last=False):
     return len(np.unique(np.stack(outputs) > 0, axis=0)) == 1
 
 
-def _one_value(features, outputs):
+def _one_value(features, outputs, cls_last=False):
     """Returns whether the outputs vary by at most 5 % of the labels' standard deviation.
 
     Such outputs explain at most 0.25 % of the labels' variance. Without labels, or if all are
@@ -50,25 +50,25 @@ def _one_value(features, outputs):
     return bool(np.ptp(outputs) <= 1e-3 * np.abs(outputs).max())
 
 
-def _equal_vectors(features, outputs):
+def _equal_vectors(features, outputs, cls_last=False):
     return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
 
 
-def _one_tag(features, outputs):
-    """Compares tags at the labeled positions, or without labels those between [CLS] and [SEP]."""
+def _one_tag(features, outputs, cls_last=False):
+    """Compares tags at the labeled positions, or without labels those of the text's tokens."""
+    text = slice(0, -2) if cls_last else slice(1, -1)
     tags = [
-        output[slice(1, -1) if feature.label is None else feature.label != NO_LABEL].argmax(-1)
+        output[text if feature.label is None else feature.label != NO_LABEL].argmax(-1)
         for feature, output in zip(features, outputs, strict=True)
     ]
     return len(np.unique(np.concatenate(tags))) == 1
 
 
-def _no_spans(features, outputs):
-    """Returns whether every span is at [CLS], which means no answer anywhere.
-
-    That is the first token or, in XLNet, the last.
-    """
-    return not any(np.any(logits.argmax(axis=0) % (len(logits) - 1)) for logits in outputs)
+def _no_spans(features, outputs, cls_last=False):
+    """Returns whether every span is at [CLS], which means no answer anywhere."""
+    return all(
+        np.all(logits.argmax(axis=0) == (len(logits) - 1 if cls_last else 0)) for logits in outputs
+    )
 
 
 class InTransformers(NamedTuple):
@@ -109,7 +109,8 @@ class Head:
       options: names of the module's fields that are stored in the settings.
       input_kind: "pooled" (`Encoder.pool`), "sequences" or "positions": each gives one output.
       label_layout: layout of the labels in rows.
-      is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
+      is_collapsed: (features, outputs, whether [CLS] is the last token) -> whether all predictions
+        are the same, as in a failed run.
       trains_encoder: False if the encoder is frozen.
       class_weights: weight of each class in the mean over labels; if empty, all weigh the same.
       global_tokens: which tokens are global, in an architecture that has such (Longformer): one of
@@ -129,7 +130,7 @@ class Head:
     options: tuple[str, ...] = ()
     input_kind: str = "pooled"
     label_layout: LabelLayout = dataclasses.field(default=LabelLayout())
-    is_collapsed: Callable[[Sequence[ModelInput], Outputs], bool] = _one_class
+    is_collapsed: Callable[[Sequence[ModelInput], Outputs, bool], bool] = _one_class
     trains_encoder: bool = True
     class_weights: tuple[float, ...] = ()
     global_tokens: str = "none"

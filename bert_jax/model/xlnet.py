@@ -4,12 +4,12 @@
         hidden states at the positions to predict -> LmHead -> logits over the vocabulary
         hidden state of <cls>, the last token -> Pooler -> heads of tasks
 
-What differs from `model/bert.py`: scores know positions by distances alone, through sinusoids that
-each layer projects (Transformer-XL; Dai et al., 2019, section 3.3), and segments only as the same
-or different; the embeddings have neither, nor a norm.
+What differs from `model/bert.py`: attention uses relative positional encodings alone, sinusoids of
+distances that each layer projects (Transformer-XL; Dai et al., 2019, section 3.3), and relative
+segment encodings, of the same segment or another; the embeddings have neither, nor a norm.
 A batch with `ranks`, the order in which its tokens are predicted, is read in two streams (section
 2.3): the content stream, in which a token knows itself and those before it in that order, and the
-query stream, which knows its own position, but not its token, from which it is predicted.
+query stream, which knows its position but not its content, and from which a token is predicted.
 
 Not built: the memory of earlier segments (section 2.4). A sequence is read alone, whatever
 `mem_len` in `config.json` is, which has no effect in transformers either if no memory is given.
@@ -91,7 +91,7 @@ class XlnetConfig:
     attention_dropout_rate: float | None = None
     """In training, the dropout of attention probabilities; None means `dropout_rate`."""
     classifier_dropout_rate: float | None = None
-    """In training, the dropout around the pooler of a task; None means `dropout_rate`."""
+    """In training, the dropout after the pooler of a task; None means `dropout_rate`."""
     causal: bool = False
     """Each position attends only to itself and earlier ones of its sequence (left to right)."""
     initializer_range: float = 0.02
@@ -99,8 +99,6 @@ class XlnetConfig:
 
     architecture: ClassVar[str] = "xlnet"
     """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
-    has_pooler_input_dropout: ClassVar[bool] = True
-    """A classifier has dropout before its pooler, too."""
     cls_last: ClassVar[bool] = True
     """The last token of a sequence is <cls>."""
     has_query_stream: ClassVar[bool] = True
@@ -302,8 +300,8 @@ class EncoderLayer(nn.Module):
         self.distance_key = Dense(size, initial, has_bias=False)
         initializer = nn.initializers.truncated_normal(initial)
         heads = config.num_heads, size // config.num_heads
-        # What is added to queries before they are multiplied with keys, with distances and with
-        # segments.
+        # What is added to queries before they are multiplied with keys (Transformer-XL's u), with
+        # distances (its v) and with segments.
         self.content_bias = QueryBias(heads, initial)
         self.distance_bias = QueryBias(heads, initial)
         self.segment_bias = QueryBias(heads, initial)
@@ -362,7 +360,8 @@ class EncoderLayer(nn.Module):
     def scores(self, x: jax.Array, inputs: SharedInputs) -> tuple[jax.Array, AttentionMask]:
         """Returns attention scores, float32 `[B, heads, L, L]`, and the mask of their softmax.
 
-        They are those of section 3.3 but for a constant of each query, which no softmax sees.
+        They are those of section 3.3 but for a term that is constant over keys, so that it cancels
+        in the softmax.
         """
         key, bias = self._keys(x, inputs, {})
         query = self._query(x, inputs)
@@ -372,7 +371,8 @@ class EncoderLayer(nn.Module):
         """Returns `[B, L, heads * (D + NUM_SEGMENTS)]`: queries, and below each what it adds to the
         scores of keys in its own segment, at the place of this segment.
 
-        The score of a key in another segment is a constant of the query, and left out.
+        The score of a key in another segment is left out: it is constant over keys, so that it
+        cancels in the softmax.
         """
         config = self.config
         query = self.query(x).reshape(*x.shape[:2], config.num_heads, -1)

@@ -40,6 +40,7 @@ _REQUIRED = {
     "same_length": (False,),
     "summary_type": ("last", "cls_index"),  # Without an index, also the last token.
     "summary_use_proj": (True,),
+    "summary_first_dropout": (0,),  # Before the pooler; in the released models it has none.
     "tie_word_embeddings": (True,),
     "quantization_config": (None,),
 }
@@ -56,8 +57,8 @@ def config_from_json(values: Mapping) -> XlnetConfig:
     """
     if _BEAM_CLASS in (values.get("architectures") or ()):
         raise ValueError(
-            f"config.json: architectures has {_BEAM_CLASS}, whose head searches for the end of a "
-            f"span by beams, which is not supported, expected {_BEAM_CLASS}Simple. Remove "
+            f"config.json: architectures has {_BEAM_CLASS}, whose head beam-searches over "
+            f"spans, which is not supported, expected {_BEAM_CLASS}Simple. Remove "
             "`architectures` to read the encoder alone"
         )
     renamed = {_OTHER_NAMES.get(key, key): value for key, value in values.items()}

@@ -3,10 +3,12 @@
     tokens, and a random order of them -> Encoder -> content stream, query stream
         query stream at the last tokens of the order -> head for tokens
 
-Each sequence has an order of its own. Its last sixth are the targets ("partial prediction"): each
-is predicted from all tokens before it in the order, whatever their places in the text. Targets are
-n-grams of 1 to 5 words, as in the released code, with probability proportional to 1 / n; their
-order is uniform. No token is replaced by a mask.
+Each sequence has an order of its own. Its last tokens are the targets ("partial prediction"):
+each is predicted from all tokens before it in the order, whatever their places in the text. The
+configuration says how many a row has (`masking.rate`, a budget per row, not per sequence) and
+whether they are n-grams of 1 to 5 words (`masking.unit="ngram"`), with probability proportional to
+1 / n; `configs/pretrain/xlnet_base.py` sets 1/6 and n-grams, as in the released code. The order of
+targets is uniform. No token is replaced by a mask.
 In the released code [SEP] and [CLS] are ordered among the targets; here, as all other tokens that
 are not predicted, they come before them.
 The query stream is computed at all positions, as the content stream is. At the targets alone, it
@@ -52,7 +54,7 @@ class PermutationModel(nn.Module):
     ) -> tuple[jax.Array, None]:
         """Returns float32 logits `[B, K, padded_vocab]` at `target_positions`, int32 `[B, K]`.
 
-        The batch has the inputs of `Encoder`, with `ranks`. There is no head for pairs, as
+        The batch has the inputs of `Encoder`, with `ranks`. There is no next-sentence head, as
         `PretrainingModel` has. Takes the arguments of `Encoder`.
         """
         dropout = as_dropout(self, dropout, len(batch["tokens"]))
@@ -83,7 +85,8 @@ class Permutation:
         """Builds the objective of a phase. Raises ValueError for what it does not have."""
         if config.next_sentence:
             raise ValueError(
-                "config.objective=permutation has no loss for pairs: set config.next_sentence=False"
+                "config.objective=permutation has no next-sentence loss: set "
+                "config.next_sentence=False"
             )
         if config.masking.keep_fraction != 1:
             raise ValueError(

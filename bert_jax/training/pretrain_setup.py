@@ -116,6 +116,7 @@ def setup_pretraining(
         if pretrained:
             vocab_size = max(vocab_size, pretrained.vocab_size)
     model_config = make_model_config(config, vocab_size, source, causal=objective.causal)
+    check_next_sentence(config, model_config)
     check_layout(model_config, tokenizer)
     check_stream(config.objective, objective, model_config)
     model_configs = [model_config_of(phase, configs[phase.name], model_config) for phase in phases]
@@ -178,6 +179,15 @@ def setup_pretraining(
         teacher_settings=teacher_settings,
         stable_step=stable_step(config),
     )
+
+
+def check_next_sentence(config: ConfigDict, model_config) -> None:
+    """Raises ValueError for `next_sentence` if [CLS] is last: its segment makes a text a pair."""
+    if config.next_sentence and getattr(model_config, "cls_last", False):
+        raise ValueError(
+            f"model.architecture={model_config.architecture} has no next-sentence loss: set "
+            "config.next_sentence=False"
+        )
 
 
 def check_stream(name: str, objective: Objective, model_config) -> None:

@@ -29,6 +29,18 @@ def test_collapse_is_detected_for_each_head(kind, collapsed, different):
         assert HEADS[kind].is_collapsed(features, outputs) == expected
 
 
+def test_collapse_is_at_the_cls_of_the_model():
+    """Which is the first token, or the last one."""
+    first, last = np.eye(4)[0], np.eye(4)[3]
+    spans, is_collapsed = [np.stack([first, first], axis=1)], HEADS["span"].is_collapsed
+    assert is_collapsed([], spans) and not is_collapsed([], spans, True)
+    spans = [np.stack([last, last], axis=1), np.ones((1, 2))]  # Of four tokens, and of one.
+    assert is_collapsed([], spans, True) and not is_collapsed([], spans)
+    tags = [np.eye(2)[[0, 0, 1, 1]]]  # Two words, <sep> and <cls>.
+    assert TAGGING.is_collapsed([ModelInput((), ())], tags, True)
+    assert not TAGGING.is_collapsed([ModelInput((), ())], tags)
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_collapse_of_values_is_relative_to_the_scale_of_the_labels(scale):
     labels = np.array([1990.0, 1991.0, 1993.0]) * scale

@@ -16,10 +16,11 @@ from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.features import check_layout, unpack_rows
+from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.task_models import VectorModel
-from bert_jax.model.xlnet import XlnetConfig, encoder_layers, flops_per_row
+from bert_jax.model.xlnet import LayerInputs, XlnetConfig, encoder_layers, flops_per_row
 from bert_jax.model.xlnet_names import config_from_json, config_to_json
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.tokenizers.stored import Layout
@@ -60,6 +61,7 @@ def test_invalid_model_config_is_an_error(fields, message):
         ({"attn_type": "tri"}, "attn_type is 'tri'"),
         ({"summary_type": "first"}, "summary_type is 'first'"),
         ({"summary_use_proj": False}, "summary_use_proj is False"),
+        ({"summary_first_dropout": 0.1}, "summary_first_dropout is 0.1, expected 0"),
         ({"summary_activation": None}, "summary_activation is None"),
         ({"d_head": 32}, "d_head is 32, expected 64"),
         ({"ff_activation": "quick_gelu"}, "ff_activation is 'quick_gelu'"),
@@ -137,6 +139,19 @@ def test_cls_and_the_second_text_are_segments_of_their_own():
     assert np.argmax(read(pair), -1)[0].tolist() == [0] * 5 + [1] * 6 + [2]
     assert np.argmax(read(single), -1)[0].tolist() == [0] * 11 + [2]
     assert np.argmax(read(plain), -1)[0].tolist() == [0] * 12
+
+
+def test_a_batch_has_the_segments_of_the_tokens(tmp_path):
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    tokenizer = with_layout(tokenizer, Layout(cls_last=True))
+    config = small_xlnet_config(tokenizer.vocab_size)
+    model, texts = PretrainedModel(config, tokenizer, {}), ["the river", ("the river", "a town")]
+    batch = model.batch(texts)
+    for row, tokens in zip(batch["segment_ids"], model.tokens(texts), strict=True):
+        assert np.trim_zeros(row, "b").tolist() == tokens.segment_ids.tolist()
+        assert tokens.segment_ids[-1] == 2
+    segments = np.argmax(LayerInputs(config).apply({}, batch).segments, -1)
+    np.testing.assert_array_equal(segments, batch["segment_ids"])
 
 
 def test_rows_beyond_512_tokens_are_read_by_blocks():

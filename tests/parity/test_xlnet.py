@@ -193,7 +193,11 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(head_class, 
     assert_gradients_equal(model, gradients, config, head)
 
 
-@pytest.mark.parametrize("seed", range(5))
+# With `perm_mask`, a left-to-right model of transformers fails on batches of more than one row.
+BIDIRECTIONAL = [seed for seed, own in enumerate(OPTIONS) if own.get("attn_type") != "uni"]
+
+
+@pytest.mark.parametrize("seed", BIDIRECTIONAL)
 def test_two_streams_equal_transformers(seed):
     """Hidden states of both, logits, loss and gradients, with the masks that we draw as ranks."""
     model = random_model("LMHeadModel", seed)
