@@ -145,11 +145,12 @@ def test_a_batch_has_the_segments_of_the_tokens(tmp_path):
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
     tokenizer = with_layout(tokenizer, Layout(cls_last=True))
     config = small_xlnet_config(tokenizer.vocab_size)
-    model, texts = PretrainedModel(config, tokenizer, {}), ["the river", ("the river", "a town")]
-    batch = model.batch(texts)
-    for row, tokens in zip(batch["segment_ids"], model.tokens(texts), strict=True):
-        assert np.trim_zeros(row, "b").tolist() == tokens.segment_ids.tolist()
-        assert tokens.segment_ids[-1] == 2
+    model = PretrainedModel(config, tokenizer, {})
+    for texts in (["the river", "a"], [("the river", "a town")]):
+        batch = model.batch(texts)
+        for row, tokens in zip(batch["segment_ids"], model.tokens(texts), strict=True):
+            assert np.trim_zeros(row, "b").tolist() == tokens.segment_ids.tolist()
+            assert tokens.segment_ids[-1] == 2
     segments = np.argmax(LayerInputs(config).apply({}, batch).segments, -1)
     np.testing.assert_array_equal(segments, batch["segment_ids"])
 
