@@ -44,8 +44,9 @@ OBJECTIVES = {
     LEFT_TO_RIGHT: ("left_to_right", LeftToRight(next_sentence=False)),
 }
 NUM_ROWS, NUM_MASKS = 512, 8  # Held-out rows, and how often each is masked for the bound.
+ROWS_PER_BATCH = 16  # In BERT_BASE, the logits of 16 x 512 positions take 1 GB.
 NUM_TEXTS, TEXT_LENGTH = 128, 128  # Or as long as the rows.
-ORDERS, STEPS_OF_WRITING, HELD_OUT = ("random", "confidence"), (1, 8, 32, 128), ("held out", 0)
+ORDERS, STEPS_OF_TEXTS, HELD_OUT = ("random", "confidence"), (1, 8, 32, 128), ("held out", 0)
 
 
 def settings(name: str, scale: str, seed: int) -> study.Settings:
@@ -91,8 +92,10 @@ def nats_per_token(model: PretrainedModel, rows: dict, num_masks: int = 1) -> fl
         if model.config.causal:  # Diffusion predicts no special tokens.
             is_special = jnp.isin(batch["targets"], jnp.array(special_ids))
             batch["target_weights"] = jnp.where(is_special, 0.0, batch["target_weights"])
-        sums = loss_sums(objective, module, model.params, batch)
-        total, count = total + float(sums[0]), count + float(sums[1])
+        for start in range(0, len(rows["tokens"]), ROWS_PER_BATCH):
+            part = {name: each[start : start + ROWS_PER_BATCH] for name, each in batch.items()}
+            sums = loss_sums(objective, module, model.params, part)
+            total, count = total + float(sums[0]), count + float(sums[1])
     return total / count
 
 
@@ -104,15 +107,15 @@ def rows_of_texts(ids: np.ndarray, tokenizer) -> dict:
     return {"tokens": tokens, "sequence_bounds": bounds}
 
 
-def write_texts(model: PretrainedModel, order: str, steps: int, length: int) -> np.ndarray:
-    """Returns texts of `length` tokens, int32 `[NUM_TEXTS, length]`, of nothing but the model."""
+def generate_texts(model: PretrainedModel, order: str, steps: int, length: int) -> np.ndarray:
+    """Returns texts of `length` tokens, int32 `[NUM_TEXTS, length]`, generated unconditionally."""
     masks = np.full((NUM_TEXTS, length), model.tokenizer.mask_id)
     tokens = rows_of_texts(masks, model.tokenizer)["tokens"]
     features = [ModelInput((each,), (len(each),)) for each in tokens]
-    *_, written = unmask(
+    generated = unmask(
         model.module, model.params, features, length, model.tokenizer, steps, 1.0, order, seed=0
     )
-    return np.stack(written)
+    return np.stack(generated)
 
 
 def sentences_of(ids: np.ndarray, tokenizer) -> list[list[str]]:
@@ -127,13 +130,13 @@ def sentences_of(ids: np.ndarray, tokenizer) -> list[list[str]]:
     ]
 
 
-def share_of_correct(ids: np.ndarray, tokenizer) -> float:
-    """Returns the share of sentences that the toy language has."""
+def fraction_grammatical(ids: np.ndarray, tokenizer) -> float:
+    """Returns the fraction of sentences that the toy language has."""
     found = map(toy_language.log_probability, sentences_of(ids, tokenizer))
     return float(np.mean(np.isfinite([*found])))
 
 
-def share_of_distinct(ids: np.ndarray) -> float:
+def fraction_distinct(ids: np.ndarray) -> float:
     """Returns how many different tokens a text has, by token: the mean over texts."""
     return float(np.mean([len(set(text)) / len(text) for text in ids.tolist()]))
 
@@ -158,65 +161,69 @@ def bounds(models: dict[str, PretrainedModel], real: dict) -> str:
     return table("held-out rows | nats per token | perplexity", lines)
 
 
-def texts(writer: PretrainedModel, judge: PretrainedModel, real: dict) -> dict[tuple, dict]:
-    """Returns the scores and the first of the texts that `writer` writes, by order and steps.
+def texts(generator: PretrainedModel, judge: PretrainedModel, real: dict) -> dict[tuple, dict]:
+    """Returns the scores and the first of the texts of `generator`, by order and steps.
 
     Those at ("held out", 0) are held-out texts.
     """
-    tokenizer, length = writer.tokenizer, min(TEXT_LENGTH, real["tokens"].shape[1] - 2)
+    tokenizer, length = generator.tokenizer, min(TEXT_LENGTH, real["tokens"].shape[1] - 2)
     is_full = np.all(~np.isin(real["tokens"][:, 1:-1], tokenizer.special_ids), axis=1)
     samples = {HELD_OUT: real["tokens"][is_full][:NUM_TEXTS, 1 : 1 + length].astype(np.int32)}
-    for order, steps in itertools.product(ORDERS, STEPS_OF_WRITING):
-        samples[order, min(steps, length)] = write_texts(writer, order, steps, length)
+    for order, steps in itertools.product(ORDERS, STEPS_OF_TEXTS):
+        samples[order, min(steps, length)] = generate_texts(generator, order, steps, length)
     return {
         way: {
             "nats": nats_per_token(judge, rows_of_texts(ids, tokenizer)),
-            "correct": share_of_correct(ids, tokenizer),
-            "distinct": share_of_distinct(ids),
+            "grammatical": fraction_grammatical(ids, tokenizer),
+            "distinct": fraction_distinct(ids),
             "first": tokenizer.decode(ids[0].tolist()),
         }
         for way, ids in samples.items()
     }
 
 
-def draw_texts(written: dict[tuple, dict]) -> Figure:
-    """Returns a panel of the share of correct sentences, over the number of steps."""
+def draw_texts(scored: dict[tuple, dict]) -> Figure:
+    """Returns a panel of the fraction of grammatical sentences, over the number of steps."""
     figure = Figure((5.6, 3.4), layout="constrained")
     axis = figure.subplots()
     for order, color in zip(ORDERS, study_report.COLORS, strict=False):
-        steps = [each for name, each in written if name == order]
-        values = [100 * written[order, each]["correct"] for each in steps]
+        steps = [each for name, each in scored if name == order]
+        values = [100 * scored[order, each]["grammatical"] for each in steps]
         axis.plot(steps, values, "o-", color=color, label=f"order: {order}")
     axis.set_xscale("log", base=2)
     axis.set_xticks(steps, steps)
     axis.set_ylim(0)
     axis.set_xlabel("steps")
-    axis.set_ylabel("sentences of the toy language (%)")
+    axis.set_ylabel("grammatical sentences (%)")
     axis.grid(alpha=0.3)
     axis.legend()
-    figure.suptitle("What masked diffusion writes", fontsize=11)
+    figure.suptitle("Texts of masked diffusion", fontsize=11)
     return figure
 
 
 def appendix(scale: str, directory: pathlib.Path) -> str:
-    """Returns the bounds of the runs, and the texts that they write; draws the latter."""
+    """Returns the bounds of the runs, and their texts; draws the latter for the toy language."""
     models = {each.name: bert_jax.load(study.encoder(each, scale)) for each in rows(scale)}
     _, fields = study.pretraining(rows(scale)[0], scale)
     heldout = Rows(fields["long_phase.corpus"], split="heldout")
     real = heldout.read(0, min(NUM_ROWS, heldout.num_rows))
     real["stream_positions"] = np.arange(len(real["tokens"]), dtype=np.uint32)
-    written = texts(*(models[row(name, scale, 0).name] for name in OBJECTIVES), real)
+    scored = texts(*(models[row(name, scale, 0).name] for name in OBJECTIVES), real)
     directory.mkdir(parents=True, exist_ok=True)
-    draw_texts(written).savefig(directory / "diffusion_texts.png", dpi=130)
     names = {
         (order, steps): f"{order}, {steps} step{'s' * (steps > 1)}" if steps else order
-        for order, steps in written
+        for order, steps in scored
     }
+    columns, figures = {"nats per token, left to right": "{nats:.2f}"}, []
+    if fraction_grammatical(real["tokens"], heldout.tokenizer) == 1:  # It is the toy language.
+        columns["grammatical sentences"] = "{grammatical:.0%}"
+        draw_texts(scored).savefig(directory / "diffusion_texts.png", dpi=130)
+        figures.append("![Grammatical sentences of masked diffusion](diffusion_texts.png)")
+    columns["distinct tokens"] = "{distinct:.0%}"
     lines = [
-        (names[way], f"{each['nats']:.2f}", f"{each['correct']:.0%}", f"{each['distinct']:.0%}")
-        for way, each in written.items()
+        (names[way], *(each.format(**values) for each in columns.values()))
+        for way, values in scored.items()
     ]
-    header = "texts | nats per token, left to right | sentences of the language | distinct tokens"
     length = min(TEXT_LENGTH, real["tokens"].shape[1] - 2)
     return "\n\n".join(
         [
@@ -226,14 +233,15 @@ def appendix(scale: str, directory: pathlib.Path) -> str:
             f"is the bound, a mean over {NUM_MASKS} sets of masks.",
             bounds(models, real),
             "## Texts",
-            f"Held-out texts, and {NUM_TEXTS} that masked diffusion has written from nothing, all "
-            f"of {length} tokens: {length} steps write one token at a time. The left-to-right "
-            "model scores them. A text can be probable because it repeats a few words: so there is "
-            "the share of distinct tokens in a text. The last sentence of a text may be cut.",
-            table(header, lines),
-            "![What masked diffusion writes](diffusion_texts.png)",
+            f"Held-out texts, and {NUM_TEXTS} of masked diffusion that are generated "
+            f"unconditionally, all of {length} tokens: {length} steps reveal one token at a time. "
+            "The left-to-right model scores them. A text can be probable because it repeats a few "
+            "words: so there is the fraction of distinct tokens in a text. The last sentence of a "
+            "text may be cut.",
+            table(" | ".join(["texts", *columns]), lines),
+            *figures,
             "The first text of each:",
-            "\n".join(f"- {names[way]}: {each['first']}" for way, each in written.items()),
+            "\n".join(f"- {names[way]}: {each['first']}" for way, each in scored.items()),
         ]
     )
 
@@ -266,7 +274,7 @@ STUDY = study.Study(
     "this size has learned no more than the frequencies of words after as many steps.",
     limits="Each objective is trained once, too briefly to be done. The language has some 130 "
     "words, and needs no memory beyond a sentence: the tables show whether both objectives "
-    "learn it, and how the number of steps affects what is written. They do not show which of the "
+    "learn it, and how the number of steps affects the texts. They do not show which of the "
     "two learns English faster, or how many steps a good model needs for that.",
     rows=rows,
     tasks=lambda scale: study_tasks.sentences(scale, "mnli") if scale == "pod" else [],

@@ -63,6 +63,32 @@ def masked_features(
     return features
 
 
+def prompt_features(
+    prompts: Sequence[str], length: int, tokenizer: Tokenizer, max_length: int
+) -> list[ModelInput]:
+    """Tokenizes prompts, each with `length` masks at its end, to generate text at all masks.
+
+    Raises ValueError for a prompt without any mask, or one of more than `max_length` tokens with
+    its masks.
+    """
+    features = []
+    for index, prompt in enumerate(prompts):
+        where = f"the prompt at index {index} has"
+        if not length and tokenizer.mask_token not in prompt:
+            raise ValueError(
+                f"{where} no {tokenizer.mask_token} and length is 0: there is nothing to generate"
+            )
+        tokens, second_start = _sequence(prompt + length * tokenizer.mask_token, tokenizer)
+        if len(tokens) > max_length:
+            raise ValueError(
+                f"{where} {len(tokens) - length} tokens, special tokens included, and length="
+                f"{length} adds {length}: the model has {max_length} positions: reduce `length` "
+                "or shorten the prompt"
+            )
+        features.append(ModelInput((tokens,), (second_start,)))
+    return features
+
+
 def find_masks(tokens: np.ndarray, mask_id: int, count: int) -> np.ndarray:
     """Returns `count` positions of each row of tokens `[B, L]`, those of masks first, in order."""
     return np.argsort(tokens != mask_id, axis=1, kind="stable")[:, :count]
@@ -109,18 +135,18 @@ def best_fills(
     return fills
 
 
-def write_masks(
-    text: str, feature: ModelInput, written: Sequence[int], tokenizer: Tokenizer
+def fill_masks(
+    text: str, feature: ModelInput, generated: Sequence[int], tokenizer: Tokenizer
 ) -> str:
-    """Returns the text of a feature with the tokens `written` in place of its masks, in order.
+    """Returns the text of a feature with the tokens `generated` in place of its masks, in order.
 
     What is not masked stays as it is, but for white space before a token that continues a word or
-    is punctuation. A token that is still the mask is written as such.
+    is punctuation. Remaining masks are left in place.
     """
     (tokens,) = feature.sequences
     masks = np.flatnonzero(tokens == tokenizer.mask_id)
     filled = tokens.copy()
-    filled[masks] = written
+    filled[masks] = generated
     parts = text.split(tokenizer.mask_token)
     result, end = parts[0], 0
     while end < len(masks):

@@ -468,56 +468,59 @@ class PretrainedModel:
         seed: int = 0,
         on_step: Callable | None = None,
     ) -> str | list[str]:
-        """Writes text in place of masks: those in a prompt, and `length` more at its end.
+        """Generates text in place of masks: those in a prompt, and `length` more at its end.
 
-        Masks are written in several steps, each with a pass over the text: see
+        Masks are revealed in several steps, each with a pass over the text: see
         `inference/unmasking.py`. The rest of a prompt stays as it is. A model of masked diffusion
-        (`objectives/masked_diffusion.py`) has learned to write; a masked LM was trained with few
+        (`objectives/masked_diffusion.py`) has learned to generate; a masked LM was trained with few
         masks, and does best with "mask_predict" or "confidence". The result is a function of the
         seed and the prompt's index. Prompts are not truncated: with its masks, one that is too long
         raises ValueError, as one without masks.
 
         Args:
-          length: tokens to write after each prompt; 0 only writes the masks in it.
-          steps: about equally many tokens are written in each. None: one in each, which is slowest
-            and best.
+          length: tokens to generate after each prompt; 0 only fills the masks in it.
+          steps: about equally many tokens are revealed in each; more steps than masks count as
+            their number. None: one token in each, which is slowest and best.
           temperature: divides the logits. 1: samples of the model; 0: the most probable tokens.
-          order: which tokens are written first: "random"; "confidence", of all masked ones those
+          order: which tokens are revealed first: "random"; "confidence", of all masked ones those
             that the model is most certain of; "mask_predict", the same, and in each step, tokens
-            that have become uncertain are masked and written again.
-          on_step: is called after each step with the result so far, in which the masks that are
-            left stand as such.
+            that have become uncertain are masked and predicted again.
+          on_step: is called after each step with the result so far, with the remaining masks left
+            in place.
         """
         prompts, chosen = as_list(prompts)
         check_texts("prompts", prompts)
+        if self.config.causal:
+            raise ValueError(
+                "`generate` fills in masks, which needs a bidirectional model; sampling from a "
+                "left-to-right model is not implemented"
+            )
         self.check_fills_masks("generate text")
         limit = self.config.max_position_embeddings
         check_whole("length", length, 0, limit)
         if steps is not None:
-            check_whole("steps", steps, 1, limit)
+            check_whole("steps", steps, 1, 2**31 - 1)
         check_whole("seed", seed, 0, 2**32 - 1)
         if not (isinstance(temperature, int | float | np.number) and 0 <= temperature < np.inf):
             raise ValueError(f"temperature must be a number of at least 0, got {temperature!r}")
         if order not in unmasking.ORDERS:
             raise ValueError(f"order must be one of {unmasking.ORDERS}, got {order!r}")
-        texts = [prompt + length * self.tokenizer.mask_token for prompt in prompts]
-        features = masked_text.masked_features(texts, self.tokenizer, limit)
+        features = masked_text.prompt_features(prompts, length, self.tokenizer, limit)
         self._warn_of_untrained_positions(features, stacklevel=3)
+        texts = [prompt + length * self.tokenizer.mask_token for prompt in prompts]
 
-        def filled(written: list[np.ndarray]) -> list[str]:
-            each = zip(texts, features, written, strict=True)
-            return [masked_text.write_masks(*one, self.tokenizer) for one in each]
+        def filled(generated: list[np.ndarray]) -> str | list[str]:
+            each = zip(texts, features, generated, strict=True)
+            return [masked_text.fill_masks(*one, self.tokenizer) for one in each][chosen]
 
         model = PretrainingModel(self.config, False, self.plan)
         count = masked_text.count_positions(texts, self.tokenizer.mask_token)
         options = steps, float(temperature), order, seed
-        written = []
-        for written in unmasking.unmask(
-            model, self.params, features, count, self.tokenizer, *options
-        ):
-            if on_step is not None:
-                on_step(filled(written)[chosen])
-        return filled(written)[chosen]
+        report = None if on_step is None else lambda generated: on_step(filled(generated))
+        generated = unmasking.unmask(
+            model, self.params, features, count, self.tokenizer, *options, report
+        )
+        return filled(generated)
 
     @overload
     def score(

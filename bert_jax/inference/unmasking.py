@@ -1,13 +1,13 @@
-"""Writes the masked tokens of texts step by step: iterative unmasking, as of masked diffusion.
+"""Generates tokens in place of masks step by step: iterative unmasking, as of masked diffusion.
 
 Each step predicts all masked tokens of a row at once, then keeps some of them. What is kept is not
 masked again, except by "mask_predict". Text that is given is never changed. With as many steps as
-masks, one token is written at a time, and in a random order these are samples of the model's own
-distribution; with fewer steps, tokens of one step do not know of each other.
+masks, one token is revealed at a time, and in a random order these are samples of the model's own
+distribution; with fewer steps, tokens revealed in the same step are sampled independently.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -25,11 +25,11 @@ ROWS_PER_BATCH = 8
 
 
 class Slots(NamedTuple):
-    """The positions of a batch of rows that are written; those that a row does not need are unused.
+    """The positions of a batch of rows to unmask; those that a row does not need are unused.
 
     Attributes:
-      tokens: int32 `[B, K]`, the mask where nothing is written yet.
-      scores: float32 `[B, K]`: the smallest are masked again. -inf where nothing is written, +inf
+      tokens: int32 `[B, K]`, the mask where nothing is revealed yet.
+      scores: float32 `[B, K]`: the smallest are masked again. -inf where nothing is revealed, +inf
         where it stays for good, and in unused slots.
     """
 
@@ -46,14 +46,14 @@ def first_slots(tokens: np.ndarray, mask_id: int) -> Slots:
 def num_masked_after(step: int, num_steps: int | None, num_masks: np.ndarray) -> np.ndarray:
     """Returns how many of its masks each row still has after `step`, counted from 0: int `[B]`.
 
-    About equally many are written in each step. A row with fewer masks than `num_steps`, or None,
+    About equally many are revealed in each step. A row with fewer masks than `num_steps`, or None,
     takes as many steps as it has masks.
     """
     steps = num_masks if num_steps is None else np.minimum(num_steps, num_masks)
     return num_masks * np.maximum(steps - step - 1, 0) // np.maximum(steps, 1)
 
 
-def write_tokens(
+def unmask_step(
     keys: jax.Array,
     logits: jax.Array,
     slots: Slots,
@@ -64,13 +64,13 @@ def write_tokens(
 ) -> Slots:
     """Returns the slots after a step, in which `num_masked`, int32 `[B]`, are still masks.
 
-    Sahoo et al. (2024) go from a rate t to s by writing each masked token with the probability
+    Sahoo et al. (2024) go from a rate t to s by revealing each masked token with the probability
     (t - s) / t. Here their number is fixed, so that no step is idle: which ones they are is as
     random.
 
     Args:
       keys: `[B]`, of this step.
-      logits: float32 `[B, K, V]`; -inf or the minimum float32 for tokens that are never written.
+      logits: float32 `[B, K, V]`; -inf or the minimum float32 for tokens that are never generated.
       order: which tokens stay: "random"; "confidence", the most probable ones; "mask_predict", the
         most probable ones, where those of earlier steps may also be masked again (Ghazvininejad et
         al., 2019, section 3.2).
@@ -113,8 +113,8 @@ def unmask_rows(
 ) -> Slots:
     """Returns the slots, which are at int32 `positions` `[B, K]` of the rows, after a step.
 
-    `keys` `[B]` are those of the rows for all steps. Special tokens are not written. The other
-    arguments are those of `write_tokens`.
+    `keys` `[B]` are those of the rows for all steps. Special tokens are not generated. The
+    other arguments are those of `unmask_step`.
     """
     row = jnp.arange(len(positions))[:, None]
     tokens = jnp.asarray(rows["tokens"]).at[row, positions].set(slots.tokens)
@@ -123,7 +123,7 @@ def unmask_rows(
     is_special = jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(special_ids))
     logits = jnp.where(is_special, jnp.finfo(jnp.float32).min, logits)
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
-    return write_tokens(keys, logits, slots, num_masked, order, temperature, mask_id)
+    return unmask_step(keys, logits, slots, num_masked, order, temperature, mask_id)
 
 
 def unmask(
@@ -136,11 +136,13 @@ def unmask(
     temperature: float,
     order: str,
     seed: int,
-) -> Iterator[list[np.ndarray]]:
-    """Yields the tokens at the masks of each feature, int32 `[masks]`, after each step.
+    on_step: Callable[[list[np.ndarray]], object] | None = None,
+) -> list[np.ndarray]:
+    """Returns the tokens generated at the masks of each feature, int32 `[masks]`.
 
-    `count` is the number of slots of a row, at least that of the masks of any feature. A feature is
-    written as it would be alone in the call, but for rounding, if its index were the same.
+    `count` is the number of slots of a row, at least that of the masks of any feature. The result
+    for a feature is that of a call with it alone, but for rounding, if its index were the same.
+    `on_step` is called with the tokens after each step, which are the mask where none is revealed.
     """
     special_ids, mask_id = tuple(tokenizer.special_ids), tokenizer.mask_id
     limit, batches, slots = model.config.max_position_embeddings, [], []
@@ -154,6 +156,15 @@ def unmask(
         slots.append(first_slots(np.take_along_axis(rows["tokens"], positions, axis=1), mask_id))
     last = max((int(np.max(num_masks)) for *_, num_masks in batches), default=0)
     last = last if num_steps is None else min(num_steps, last)
+
+    def tokens_at_masks() -> list[np.ndarray]:
+        result = [None] * len(features)
+        for (indices, *_, num_masks), batch_slots in zip(batches, slots, strict=True):
+            tokens = np.asarray(batch_slots.tokens)
+            for row, index in enumerate(indices[indices < len(features)]):
+                result[index] = tokens[row, : num_masks[row]]
+        return result
+
     for step in tqdm.trange(last, delay=3, mininterval=1.0, leave=False):
         for number, (_, keys, rows, positions, num_masks) in enumerate(batches):
             slots[number] = unmask_rows(
@@ -170,9 +181,6 @@ def unmask(
                 special_ids=special_ids,
                 mask_id=mask_id,
             )
-        written = [None] * len(features)
-        for (indices, *_, num_masks), batch_slots in zip(batches, slots, strict=True):
-            tokens = np.asarray(batch_slots.tokens)
-            for row, index in enumerate(indices[indices < len(features)]):
-                written[index] = tokens[row, : num_masks[row]]
-        yield written
+        if on_step is not None:
+            on_step(tokens_at_masks())
+    return tokens_at_masks()

@@ -1,4 +1,4 @@
-"""Text is written step by step: samples of the model's distribution, and given text stays."""
+"""Text is generated step by step: samples of the model's distribution, and given text stays."""
 
 import copy
 import dataclasses
@@ -14,7 +14,7 @@ from scipy import stats
 from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.data.features import ModelInput
 from bert_jax.inference import unmasking
-from bert_jax.inference.masked_text import masked_features, write_masks
+from bert_jax.inference.masked_text import fill_masks, masked_features
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.objectives.masked_diffusion import MaskedDiffusion
@@ -37,15 +37,15 @@ def samples(
     model: nn.Module = EXACT,
     params: dict = EMPTY,
 ):
-    """Returns sentences of the model, int32 `[count, words]`, written in one batch."""
+    """Returns sentences of the model, int32 `[count, words]`, generated in one batch."""
     monkeypatch.setattr(unmasking, "ROWS_PER_BATCH", count)
     tokens = np.array([grammar.CLS_ID, *prompt, grammar.SEP_ID])
     features = [ModelInput((tokens,), (len(tokens),))] * count
-    *_, written = unmasking.unmask(
+    generated = unmasking.unmask(
         model, params, features, grammar.LENGTH, IDS, steps, temperature=1.0, order=order, seed=0
     )
     words = np.tile(prompt, (count, 1))
-    words[words == grammar.MASK_ID] = np.concatenate(written)
+    words[words == grammar.MASK_ID] = np.concatenate(generated)
     return words
 
 
@@ -79,7 +79,7 @@ def test_one_token_at_a_time_samples_the_exact_distribution(prompt, monkeypatch)
     assert p_value(words, given) > 0.01
 
 
-def test_tokens_that_are_written_at_once_do_not_know_of_each_other(monkeypatch):
+def test_tokens_of_one_step_are_sampled_independently(monkeypatch):
     words = samples([MASK] * 4, 4096, 1, "random", monkeypatch)
     assert p_value(words, {}) < 1e-9
     for place in range(4):  # But each has its own distribution.
@@ -92,20 +92,20 @@ def test_tokens_that_are_written_at_once_do_not_know_of_each_other(monkeypatch):
 
 
 @pytest.mark.parametrize("order", unmasking.ORDERS)
-def test_every_order_writes_sentences_of_the_grammar(order, monkeypatch):
+def test_every_order_generates_sentences_of_the_grammar(order, monkeypatch):
     words = samples([MASK] * 4, 256, None, order, monkeypatch)
     possible = {tuple(ids) for ids in grammar.sentences()[0].tolist()}
     assert {tuple(each) for each in words.tolist()} <= possible
 
 
-def test_confidence_writes_the_most_certain_first_and_mask_predict_masks_the_least_certain_again():
+def test_confidence_reveals_the_most_certain_first_and_mask_predict_masks_the_least_certain_again():
     logits = np.array([[[0.6, 0.4], [0.1, 0.9], [0.3, 0.7]], [[0.5, 0.5]] * 3], np.float32)
     logits = np.pad(np.log(logits), ((0, 0), (0, 0), (0, 1)), constant_values=-1e9)
     slots = unmasking.first_slots(np.array([[2, 2, 2], [2, 1, 1]]), mask_id=2)
     keys = jax.random.split(jax.random.key(0), 2)
 
     def step(logits, slots, order, num_masked):
-        return unmasking.write_tokens(keys, logits, slots, np.array(num_masked), order, 0.0, 2)
+        return unmasking.unmask_step(keys, logits, slots, np.array(num_masked), order, 0.0, 2)
 
     for order in ("confidence", "mask_predict"):
         first = step(logits, slots, order, [2, 0])
@@ -113,7 +113,7 @@ def test_confidence_writes_the_most_certain_first_and_mask_predict_masks_the_lea
         second = step(logits[..., ::-1][..., [1, 2, 0]], first, order, [1, 0])
         # The same logits, of which the second slot's are no longer read.
         assert second.tokens[0, 1] == 1
-    # Now the others are certain, and what was written first is the least certain.
+    # Now the others are certain, and what was revealed first is the least certain.
     certain = np.tile(np.array([-0.01, -4.6, -1e9], np.float32), (2, 3, 1))
     assert step(certain, first, "mask_predict", [1, 0]).tokens[0].tolist() == [0, 2, 0]
     first = step(logits, slots, "confidence", [2, 0])
@@ -128,7 +128,7 @@ def test_tokens_are_spread_over_the_steps():
 
 
 @pytest.mark.exhaustive
-def test_a_trained_model_writes_the_grammar(monkeypatch):
+def test_a_trained_model_generates_the_grammar(monkeypatch):
     """Its bound is within 0.05 nats per token of the entropy; its samples pass a chi-square test.
 
     It takes a minute of CPU time.
@@ -204,8 +204,8 @@ def test_one_mask_is_filled_as_by_fill_mask(model):
     texts = ["the river of [MASK] people", "[MASK]", "a [MASK]"]
     special = {model.tokenizer.id_to_token(index) for index in model.tokenizer.special_ids}
     for order in unmasking.ORDERS:
-        written = model.generate(texts, 0, temperature=0, order=order)
-        for text, fills in zip(written, model.fill_mask(texts, top_k=20), strict=True):
+        generated = model.generate(texts, 0, temperature=0, order=order)
+        for text, fills in zip(generated, model.fill_mask(texts, top_k=20), strict=True):
             assert text == next(fill.text for fill in fills if fill.token not in special)
 
 
@@ -221,6 +221,7 @@ def test_steps_are_seen_and_compiled_once(model):
     assert unmasking.unmask_rows._cache_size() == compiled
     assert isinstance(model.generate("a", 1, on_step=seen.append), str)
     assert seen[-1] == model.generate("a", 1)
+    assert model.generate("a", 3, steps=1000) == model.generate("a", 3)
 
 
 def write_tokenizers(directory):
@@ -240,8 +241,8 @@ def write_tokenizers(directory):
     ]
 
 
-def test_written_tokens_are_joined_as_the_text_would_be(tmp_path):
-    """Any run of words of a text, as masks, is written back."""
+def test_generated_tokens_are_joined_as_the_text_would_be(tmp_path):
+    """Any run of words of a text, as masks, is restored."""
     for tokenizer, text in write_tokenizers(tmp_path):
         ids, offsets = tokenizer.encode_with_offsets([text])[0]
         for start in range(len(ids)):
@@ -251,17 +252,24 @@ def test_written_tokens_are_joined_as_the_text_would_be(tmp_path):
                 (feature,) = masked_features([prompt], tokenizer, 64)
                 # Otherwise it was split within a word, or the last token is only a space.
                 if len(feature) == len(ids) + 2 and not text[last - 1].isspace():
-                    result = write_masks(prompt, feature, ids[start:end], tokenizer)
+                    result = fill_masks(prompt, feature, ids[start:end], tokenizer)
                     assert result == text, (prompt, type(tokenizer))
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda m: m.generate("the", 0), r"no \[MASK\] to fill in: 'the'"),
-        (lambda m: m.generate("the river", 37), "text has 41 tokens, expected at most 40"),
+        (
+            lambda m: m.generate("the", 0),
+            r"the prompt at index 0 has no \[MASK\] and length is 0: there is nothing to generate",
+        ),
+        (
+            lambda m: m.generate(["the", "the river"], 37),
+            "the prompt at index 1 has 4 tokens, special tokens included, and length=37 adds 37: "
+            "the model has 40 positions: reduce `length` or shorten the prompt",
+        ),
         (lambda m: m.generate("the", 41), r"length must be a whole number in \[0, 40\], got 41"),
-        (lambda m: m.generate("the", 4, steps=0), r"steps must be a whole number in \[1, 40\]"),
+        (lambda m: m.generate("the", 4, steps=0), "steps must be a whole number .* got 0"),
         (lambda m: m.generate("the", 4, seed=-1), "seed must be a whole number .* got -1"),
         (lambda m: m.generate("the", 4, temperature=-0.5), "temperature must be .* got -0.5"),
         (lambda m: m.generate("the", 4, order="left"), "order must be one of .* got 'left'"),
@@ -273,7 +281,7 @@ def test_written_tokens_are_joined_as_the_text_would_be(tmp_path):
             lambda m: without_mask_token(m).generate("the", 4),
             "no mask token, so it cannot generate",
         ),
-        (lambda m: causal(m).generate("the", 4), "reads left to right, so it cannot generate"),
+        (lambda m: causal(m).generate("the", 4), "`generate` fills in masks, which needs a bidi"),
     ],
 )
 def test_invalid_request_is_a_clear_error(model, ask, message):
