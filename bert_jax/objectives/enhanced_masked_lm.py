@@ -125,7 +125,7 @@ class EnhancedMaskedLm:
         """Builds the objective of a phase. Raises ValueError for a head that it does not have."""
         if config.next_sentence:
             raise ValueError(
-                "config.objective=enhanced_masked_lm has no loss for pairs: set "
+                "config.objective=enhanced_masked_lm has no next-sentence loss: set "
                 "config.next_sentence=False"
             )
         return cls(MaskedLm.from_config(config, tokenizer, max_predictions).masking)

@@ -1,10 +1,10 @@
-"""Masked diffusion (MDLM, Sahoo et al., 2024; LLaDA, Nie et al., 2025): an encoder that writes.
+"""Masked diffusion (MDLM, Sahoo et al., 2024; LLaDA, Nie et al., 2025): encoders that generate.
 
-Of each sequence, a share t of the tokens becomes [MASK], where t is uniform in (0, 1]. With the
+Of each sequence, a fraction t of the tokens becomes [MASK], where t is uniform in (0, 1]. With the
 cross-entropy of the masked tokens weighted by 1 / t, the expected sum over a sequence is an upper
-bound on -log p(sequence), of its tokens given its length (Sahoo et al., section 3): what is held
-out is scored in nats per token, as is a model that reads left to right. `inference/unmasking.py`
-writes with the model.
+bound on -log p(sequence), of its tokens given its length (the negative ELBO, NELBO; Sahoo et al.,
+section 3): in nats per token, it is comparable with the loss of an autoregressive model.
+`inference/unmasking.py` samples from the model.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class MaskedDiffusion:
             raise ValueError("the vocabulary of the corpus has no [MASK]: diffusion needs one")
         if config.next_sentence:
             raise ValueError(
-                "config.objective=masked_diffusion has no loss for pairs: set "
+                "config.objective=masked_diffusion has no next-sentence loss: set "
                 "config.next_sentence=False"
             )
         return cls(tuple(tokenizer.special_ids), tokenizer.mask_id)

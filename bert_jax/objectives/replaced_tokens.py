@@ -310,7 +310,7 @@ class ReplacedTokens:
             )
         if config.next_sentence:
             raise ValueError(
-                "config.objective=replaced_tokens has no loss for pairs: set "
+                "config.objective=replaced_tokens has no next-sentence loss: set "
                 "config.next_sentence=False"
             )
         masking = MaskedLm.from_config(config, tokenizer, max_predictions).masking

@@ -1,4 +1,4 @@
-"""Masked diffusion from scratch on little text, 1 to 100 MB: an encoder of BERT_MINI that writes.
+"""Masked diffusion from scratch on little text, 1 to 100 MB: a BERT_MINI that generates text.
 
 Source: the objective is that of Sahoo et al. (2024) and Nie et al. (2025), whose models are far
 larger; the other settings are those of small_corpus.py.
@@ -15,7 +15,7 @@ Expected result: a bound (diffusion_loss, in nats per token) below `unigram_entr
     python -m bert_jax.pretrain --config=configs/pretrain/diffusion_small.py \
         --workdir=runs/diffusion --config.corpus=corpus/16 --config.long_phase.corpus=corpus/64
 
-Then bert_jax.load("runs/diffusion").generate("The river", length=20) writes. To continue from an
+Then bert_jax.load("runs/diffusion").generate("The river", length=20) samples. To continue from an
 encoder instead, whose masked-LM head helps: --config=configs/pretrain/continue.py
 --config.init_from=DIR --config.objective=masked_diffusion --config.next_sentence=False.
 

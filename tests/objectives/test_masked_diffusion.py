@@ -142,7 +142,7 @@ def test_a_run_that_it_does_not_fit_is_a_clear_error(has_mask, next_sentence, me
 
 
 @pytest.mark.exhaustive
-def test_a_masked_lm_is_trained_further_and_writes(corpus, tmp_path):
+def test_a_masked_lm_is_trained_further_and_generates(corpus, tmp_path):
     """Its held-out score depends neither on devices nor on the batches of an evaluation."""
     pretrain.train_and_evaluate(small_config(corpus, num_steps=2), tmp_path / "mlm")
     fields = {"objective": "masked_diffusion", "next_sentence": False, "num_steps": 2}
