@@ -84,6 +84,8 @@ TOKENIZER_CLASSES = {
     ),
 }
 DEFAULT_TOKENS = {"WordPiece": SpecialTokens(), "BPE": ROBERTA_TOKENS, "Unigram": ALBERT_TOKENS}
+# Classes of transformers 4 that are other names -> what transformers 5 reads them as.
+OTHER_NAMES = {"LongformerTokenizer": "RobertaTokenizer"}
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # tokenizer.json alone counts
 # Where no file names a class: `model_type` in config.json -> the class.
 CLASS_OF_MODEL = {
@@ -122,9 +124,10 @@ class FilesBeside(NamedTuple):
 
     @property
     def tokenizer_class(self) -> str:
-        """The name of transformers' class without "Fast"; "" if no file tells it."""
+        """The name of transformers 5's class without "Fast"; "" if no file tells it."""
         name = self.config.get("tokenizer_class") or self.model.get("tokenizer_class") or ""
-        return name.removesuffix("Fast") or CLASS_OF_MODEL.get(self.model.get("model_type"), "")
+        name = name.removesuffix("Fast") or CLASS_OF_MODEL.get(self.model.get("model_type"), "")
+        return OTHER_NAMES.get(name, name)
 
     @property
     def version(self) -> int | None:

@@ -107,6 +107,22 @@ def test_every_format_of_the_files_is_the_same_tokenizer(tokenizer, spec, tmp_pa
         assert found.encode_batch(TEXTS) == expected
 
 
+@pytest.mark.parametrize("name", ["LongformerTokenizer", "LongformerTokenizerFast"])
+@pytest.mark.parametrize("version", ["4.44.2", "5.23.0"])
+def test_tokenizer_class_of_longformer_in_transformers_4_is_that_of_roberta(
+    name, version, tokenizer, spec, tmp_path
+):
+    model = {"model_type": "longformer", "transformers_version": version}
+    config = {"tokenizer_class": name}
+    directories = [
+        write(tmp_path / "saved", tokenizer=spec, tokenizer_config=config, config=model),
+        write_older(tmp_path / "older", spec, tokenizer_config=config, config=model),
+        write_older(tmp_path / "of model", spec, config=model | config),
+    ]
+    for directory in directories:
+        assert load_tokenizer(directory).files() == tokenizer.files()
+
+
 @pytest.mark.parametrize("change", ["none", "prefix", "no lstrip", "bert", "added", "generic"])
 def test_transformers_files_are_read_back_as_the_same_tokenizer(change, spec, tmp_path):
     spec, config = json.loads(json.dumps(spec)), dict(ROBERTA)
