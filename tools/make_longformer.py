@@ -1,15 +1,16 @@
-"""Makes a Longformer for long texts from a RoBERTa (Beltagy et al., 2020, section 5).
+"""Converts a RoBERTa to a Longformer for long texts (Beltagy et al., 2020, section 5).
 
 python tools/make_longformer.py --model=roberta-base --output=longformer \
     --max_seq_length=4096 --attention_window=512
 
---model is anything that `bert_jax.load` reads. The table of positions of the RoBERTa is repeated up
-to --max_seq_length; global tokens start from copies of the other tokens' projections. The result is
-a checkpoint: `bert_jax.load` and `init_from` take it, and tools/convert_checkpoint.py exports it.
-configs/pretrain/longformer_base.py trains it further, which the copied positions need.
+--model is anything that `bert_jax.load` reads, without the head of a task. The RoBERTa's position
+embeddings are tiled up to --max_seq_length; global tokens start from copies of the other tokens'
+projections. The result is a checkpoint: `bert_jax.load` and `init_from` take it, and
+tools/convert_checkpoint.py exports it. configs/pretrain/longformer_base.py trains it further, which
+the tiled position embeddings need.
 
 Pre-training has no global tokens, so it does not train their projections. Before fine-tuning, copy
-the trained ones again:
+the trained ones again, which replaces the projections of global tokens:
 
 python tools/make_longformer.py --model=runs/longformer --output=longformer_trained
 """
@@ -23,19 +24,23 @@ from absl import app, flags, logging
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from bert_jax.checkpoints.make_longformer import write_longformer
+from bert_jax.checkpoints.make_longformer import ATTENTION_WINDOW, MAX_SEQ_LENGTH, write_longformer
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 
 MODEL = flags.DEFINE_string("model", None, "A RoBERTa, or a Longformer.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "The new directory.", required=True)
-MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 4096, "Tokens of the longest text. Of a Longformer, it stays.", lower_bound=1
+LENGTH = flags.DEFINE_integer(
+    "max_seq_length",
+    None,
+    f"Tokens of the longest text; None: {MAX_SEQ_LENGTH}. A Longformer keeps its own.",
+    lower_bound=1,
 )
-ATTENTION_WINDOW = flags.DEFINE_integer(
+WINDOW = flags.DEFINE_integer(
     "attention_window",
-    512,
-    "Tokens that each token sees, half on each side. Of a Longformer, it stays.",
+    None,
+    f"Tokens that each token attends to, half on each side; None: {ATTENTION_WINDOW}. A Longformer "
+    "keeps its own.",
     lower_bound=2,
 )
 
@@ -47,7 +52,7 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     try:
         paths = pathlib.Path(MODEL.value), pathlib.Path(OUTPUT.value)
-        write_longformer(*paths, MAX_SEQ_LENGTH.value, ATTENTION_WINDOW.value)
+        write_longformer(*paths, LENGTH.value, WINDOW.value)
         print(f"Wrote a Longformer to {OUTPUT.value}")
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"make_longformer: {describe_error(error)}")

@@ -79,7 +79,10 @@ def make_sequence(
 
 
 def check_layout(model_config, tokenizer) -> None:
-    """Raises ValueError if a tokenizer puts [CLS] where the model does not expect it."""
+    """Raises ValueError if a tokenizer puts [CLS] or [SEP] where the model does not expect it.
+
+    A Longformer finds the texts of a pair by two separators between them.
+    """
     expects_last = getattr(model_config, "cls_last", False)
     if expects_last != tokenizer.layout.cls_last:
         cls, place = tokenizer.id_to_token(tokenizer.cls_id), "last" if expects_last else "first"
@@ -88,6 +91,15 @@ def check_layout(model_config, tokenizer) -> None:
             "does not put it: use the model's own, or set `post_processor` in its tokenizer.json "
             "(XLNet's makes `a <sep> b <sep> <cls>`)"
         )
+    if hasattr(model_config, "global_tokens"):
+        expected = 2, model_config.sep_id
+        if (found := (tokenizer.layout.num_separators, tokenizer.sep_id)) != expected:
+            raise ValueError(
+                f"{model_config.architecture} expects {expected[0]} separators with the id "
+                f"{expected[1]} between the texts of a pair, where the tokenizer puts {found[0]} "
+                f"with the id {found[1]}: use the model's own, or set `post_processor` in its "
+                "tokenizer.json (RoBERTa's makes `<s> a </s></s> b </s>`)"
+            )
 
 
 def check_segments(model_config, features: Iterable[ModelInput]) -> None:

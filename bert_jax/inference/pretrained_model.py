@@ -303,7 +303,8 @@ class PretrainedModel:
             of sentence-transformers, and bi-encoders, do so anyway.
           global_positions: of a Longformer, the tokens of a text that are global: numbers of
             `tokens`, from 0, which is [CLS]; for several texts, a list of them for each. None:
-            those of the model, which are none without the head of a task.
+            those of the model's head (`Head.global_tokens`); without a head, those of its
+            `config.global_tokens`.
         """
         parts, chosen = as_texts_or_pairs(texts)
         is_bi_encoder = bool(self.head) and find_head(self.head).predicts == "vector"
@@ -321,7 +322,8 @@ class PretrainedModel:
             parts = [(prompt + first, *second) for first, *second in parts]
         if normalize:
             head["normalize"] = True
-        module = make_model(self.config, head, self.plan)
+        # Of the model's own config: global tokens are those of its own head.
+        module = make_model(self.config, head, self.plan).clone(config=self.module.config)
         function = functools.partial(forward.head_outputs, module, self.params)
         features = self._make_features(parts, chosen, max_length, global_positions)
         rows = self._compute_rows(function, features, batch_size)

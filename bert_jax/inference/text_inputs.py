@@ -136,8 +136,15 @@ def with_global_positions(
             raise TypeError(
                 f"global_positions must be lists of numbers, got {numbers!r:.60}{where}"
             )
-        for number in (numbers := tuple(numbers)):
-            if not isinstance(number, int | np.integer) or not 0 <= number < len(feature):
+        numbers = tuple(numbers)
+        if len(features) == 1 and any(isinstance(each, list | tuple) for each in numbers):
+            raise TypeError(
+                f"global_positions must be numbers, got {[*numbers]!r:.60}: for a single text, "
+                "pass a flat list"
+            )
+        for number in numbers:
+            is_whole = isinstance(number, int | np.integer) and type(number) is not bool
+            if not is_whole or not 0 <= number < len(feature):
                 raise ValueError(
                     f"global_positions has {number!r}{where}, but the text has {len(feature)} "
                     f"tokens: expected whole numbers in [0, {len(feature) - 1}]"

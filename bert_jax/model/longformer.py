@@ -1,13 +1,13 @@
-"""Longformer (Beltagy et al., 2020): RoBERTa's encoder, in which most positions see only a window.
+"""Longformer (Beltagy et al., 2020): RoBERTa's encoder with attention in sliding windows.
 
     tokens -> Embeddings -> EncoderLayer, num_layers times -> hidden states
         hidden states at the positions to predict -> MaskedLmHead -> logits over the vocabulary
 
-What differs from `model/bert.py`: a position sees half a window of tokens on each side, and the
-global tokens of its sequence; global tokens see all of their sequence, through projections of their
-own (section 3.1). Which tokens are global depends on the task: [CLS] for a classifier, the question
-for answers, none for a masked LM, or positions that the caller chooses. In shapes, B is the number
-of rows of a batch, L the length of a row, H the hidden size.
+What differs from `model/bert.py`: a token attends within a sliding window, w/2 tokens on each
+side, and to the global tokens of its sequence; global tokens attend to all of their sequence,
+through projections of their own (section 3.1). Which tokens are global depends on the task: [CLS]
+for a classifier, the question for answers, none for a masked LM, or positions that the caller
+chooses. In shapes, B is the number of rows of a batch, L the length of a row, H the hidden size.
 
 Global queries are computed as a second attention over the rows, which long rows read only in blocks
 that hold a global token: memory stays linear in L, and its products are few. Its three projections
@@ -59,7 +59,7 @@ class LongformerConfig:
     intermediate_size: int = 3072
     max_position_embeddings: int = 4096
     attention_window: int | tuple[int, ...] = 512
-    """Of all layers, or of each: a position sees half as many tokens on each side, and itself."""
+    """Of all layers, or of each: half as many tokens on each side, and the token itself."""
     global_tokens: str = "none"
     """Which tokens of a sequence are global, one of `GLOBAL_TOKENS`: none; the first, [CLS]; those
     of the first text of a pair, with [CLS]; those of the second text, with the last separator.

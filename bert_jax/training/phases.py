@@ -240,12 +240,12 @@ def check_same_documents(phases: list[Phase]) -> None:
 def check_special_tokens(tokenizer: Tokenizer, model_config) -> None:
     """Raises ValueError if padding, the mask or [SEP] has another id than the model expects."""
     check_positions(model_config, tokenizer.pad_id)
-    for field, found in (("mask_id", tokenizer.mask_id), ("sep_id", tokenizer.sep_id)):
+    for field, token in (("mask_id", "[MASK]"), ("sep_id", "[SEP]")):
+        found = getattr(tokenizer, field)
         expected = getattr(model_config, field, found)
         if expected != found:
-            token = field.removesuffix("_id")
             raise ValueError(
-                f"model.{field} is {expected}, but in the vocabulary of the corpus the {token} has "
+                f"model.{field} is {expected}, but in the vocabulary of the corpus {token} has "
                 f"the id {found}: use the model's vocabulary, or state config.model.{field}="
                 f"{found} in a configuration of your own"
             )

@@ -1,4 +1,4 @@
-"""Longformer, base: a RoBERTa_BASE with windows and copied positions, trained on rows of 4,096.
+"""Longformer, base: a RoBERTa_BASE with windows and tiled positions, trained on rows of 4,096.
 
 Source: Beltagy et al. (2020), section 5 and table 5: 65,000 updates of batches of 2^18 tokens (64
 rows of 4,096), learning rate 3e-5 after 500 steps of warm-up, then a decay with power 3; the other

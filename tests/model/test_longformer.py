@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import types
 
 import flax
 import jax
@@ -13,17 +14,21 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune, pretrain
+from bert_jax.checkpoints import make_longformer as make_longformer_module
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.make_longformer import make_longformer, write_longformer
 from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
+from bert_jax.checkpoints.parameters import LoadedModel, model_settings, parameter_shapes
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import squad
 from bert_jax.configs.pretrain import longformer_base
-from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
+from bert_jax.data.features import LabelLayout, ModelInput, RowShape, check_layout, unpack_rows
+from bert_jax.inference.pretrained_model import PretrainedModel
+from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.longformer import LongformerConfig, find_global_tokens, flops_per_row
 from bert_jax.model.longformer_names import config_from_json, config_to_json
+from bert_jax.tokenizers.stored import Layout
 from bert_jax.training.phases import check_special_tokens
 from bert_jax.training.pretrain_setup import make_model_config
 from tests.helpers.corpora import WORDS, build_small_corpus, random_text, train_bpe
@@ -32,6 +37,7 @@ from tests.helpers.models import (
     random_params,
     small_longformer_config,
     small_model_config,
+    small_mpnet_config,
 )
 from tests.helpers.runs import saved_params, small_config, stopped_after_save
 
@@ -146,7 +152,7 @@ def write_roberta(directory, **fields):
     return read_model(directory / "roberta")
 
 
-def test_longformer_made_of_a_roberta_computes_the_same_in_short_texts(tmp_path):
+def test_longformer_of_a_roberta_computes_the_same_in_short_texts(tmp_path, caplog):
     roberta = write_roberta(tmp_path)
     write_longformer(
         tmp_path / "roberta", tmp_path / "made", max_seq_length=40, attention_window=24
@@ -160,11 +166,13 @@ def test_longformer_made_of_a_roberta_computes_the_same_in_short_texts(tmp_path)
     old = roberta.params["encoder"]["embeddings"]["position_embedding"]["embedding"]
     expected = np.concatenate([old, old[2:], old[2:], old[2:6]])
     np.testing.assert_array_equal(table, expected)
-    # After training, the projections of global tokens are copied again.
+    # After training, the projections of global tokens are copied again, and it says so.
     layers = made.params["encoder"]["layers"]
     layers["query"] = jax.tree.map(lambda leaf: leaf + 1, layers["query"])
     made.save(tmp_path / "trained")
-    write_longformer(tmp_path / "trained", tmp_path / "copied", 4096, 512)
+    caplog.clear()
+    write_longformer(tmp_path / "trained", tmp_path / "copied")
+    assert "replaced the global projections" in caplog.text
     copied = bert_jax.load(tmp_path / "copied")
     assert copied.config == made.config
     again = copied.params["encoder"]["layers"]
@@ -173,17 +181,104 @@ def test_longformer_made_of_a_roberta_computes_the_same_in_short_texts(tmp_path)
         write_longformer(tmp_path / "roberta", tmp_path / "made", 40, 24)
 
 
-def test_longformer_is_made_of_a_roberta_alone(tmp_path):
+ENCODERS = "only RoBERTa-style encoders without the head of a task can be converted"
+HEADS = {
+    "classification": {"task": "classification", "labels": ["no", "yes"]},
+    "embedding": {"task": "embedding", "labels": []},  # It has no parameters.
+    "span": {"task": "span", "labels": []},
+}
+
+
+def settings_of(config, **settings):
+    return {"architecture": config_to_settings(config), "modules": {}} | settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "part", "message"),
+    [
+        (
+            {"head": HEADS["classification"]},
+            "encoder",
+            f"has a head for classification: {ENCODERS}",
+        ),
+        ({"head": HEADS["embedding"]}, "encoder", f"has a head for embedding: {ENCODERS}"),
+        ({}, "discriminator", f"has the parameters of discriminator: {ENCODERS}"),
+        (
+            settings_of(small_model_config()),
+            "encoder",
+            rf"is a BERT, not a RoBERTa \(its positions start at 0, not 2\): {ENCODERS}",
+        ),
+        (
+            settings_of(small_model_config(family="roberta", position_offset=2, activation="relu")),
+            "encoder",
+            f"its activation is 'relu', not 'gelu': {ENCODERS}",
+        ),
+        (settings_of(small_mpnet_config()), "encoder", f"is a mpnet, not a RoBERTa: {ENCODERS}"),
+        (
+            settings_of(small_longformer_config(), head=HEADS["span"]),
+            "encoder",
+            f"has a head for span: {ENCODERS}",
+        ),
+        (settings_of(small_longformer_config()), "encoder", "keeps its positions and windows"),
+    ],
+)
+def test_other_models_are_not_converted(settings, part, message, tmp_path, monkeypatch):
+    base = settings_of(small_model_config(family="roberta", position_offset=2))
+    model = LoadedModel({part: {}}, base | settings, None, None)
+    monkeypatch.setattr(make_longformer_module, "read_model", lambda source: model)
+    with pytest.raises(ValueError, match=f"SOURCE.*{message}"):
+        write_longformer("SOURCE", tmp_path / "made", 40, 8)
+
+
+def test_global_projections_that_were_trained_are_not_replaced(tmp_path, monkeypatch):
+    settings = settings_of(small_longformer_config(global_tokens="first"))
+    model = LoadedModel({"encoder": {}}, settings, None, None)
+    monkeypatch.setattr(make_longformer_module, "read_model", lambda source: model)
+    with pytest.raises(ValueError, match="SOURCE was trained with global tokens"):
+        write_longformer("SOURCE", tmp_path / "made")
+
+
+def test_sizes_that_do_not_fit_are_refused_by_their_flag(tmp_path):
     model = write_roberta(tmp_path)
-    electra = dataclasses.asdict(small_model_config(family="electra", embedding_size=8))
-    for changes, message in (
-        ({"params": model.params | {"head": {}}}, "head for classification"),
-        ({"settings": {"architecture": {"name": "bert", **electra}}}, "position_offset is 0"),
+    for sizes, message in (
+        ((11, 8), "--max_seq_length is 11, .* expected at least its 12"),
+        ((40, 7), "--attention_window is 7: expected an even number"),
     ):
-        settings = {"head": {"task": "classification"}} | model.settings
-        other = model._replace(**({"settings": settings} | changes))
-        with pytest.raises(ValueError, match=f"{message}.*expected a RoBERTa"):
-            make_longformer(other, 40, 8)
+        with pytest.raises(ValueError, match=message):
+            make_longformer(model, *sizes)
+
+
+def test_vectors_have_the_global_tokens_of_hidden_states(tmp_path):
+    """Those of the head, or without one those of the model config."""
+    write_roberta(tmp_path)
+    write_longformer(tmp_path / "roberta", tmp_path / "made", max_seq_length=40, attention_window=2)
+    model, text = bert_jax.load(tmp_path / "made"), "the river and old"
+    without = model.encode(text, pooling="cls")
+    np.testing.assert_allclose(without, model.hidden_states(text, layers=-1)[0, 0], atol=1e-5)
+    kinds = [{"head": HEADS["classification"]}, {"head": HEADS["embedding"]}, {}]
+    for settings, kind in zip(kinds, ("none", "first", "first"), strict=True):
+        config = dataclasses.replace(model.config, global_tokens=kind)
+        other = PretrainedModel(config, model.tokenizer, model.params, settings)
+        vector = other.encode(text, pooling="cls")
+        states = other.hidden_states(text, layers=-1)[0, 0]
+        np.testing.assert_allclose(vector, states, atol=1e-5)
+        is_global = settings.get("head") != HEADS["embedding"]
+        assert (np.abs(vector - without).max() > 1e-3) == is_global
+
+
+@pytest.mark.parametrize(
+    ("layout", "sep_id", "message"),
+    [
+        (Layout(1, False), SEP, "expects 2 separators with the id 2 .* puts 1 with the id 2"),
+        (Layout(2, False), 3, "expects 2 separators with the id 2 .* puts 2 with the id 3"),
+    ],
+)
+def test_a_tokenizer_that_joins_pairs_otherwise_is_refused(layout, sep_id, message):
+    fields = {"cls_id": 0, "id_to_token": lambda index: "<s>"}
+    check_layout(LongformerConfig(), types.SimpleNamespace(layout=Layout(2, False), sep_id=SEP))
+    with pytest.raises(ValueError, match=message):
+        tokenizer = types.SimpleNamespace(layout=layout, sep_id=sep_id, **fields)
+        check_layout(LongformerConfig(), tokenizer)
 
 
 def test_global_positions_outside_of_a_text_are_an_error(tmp_path):
@@ -203,12 +298,15 @@ def test_global_positions_outside_of_a_text_are_an_error(tmp_path):
         ),
         ([[-1], []], "has -1 at index 0"),
         ([[0.5], []], "has 0.5 at index 0"),
+        ([[True], []], "has True at index 0"),
         ([[0]], "1 lists and 2 texts"),
     ):
         with pytest.raises(ValueError, match=f"global_positions.*{message}"):
             model.hidden_states(texts, global_positions=positions)
     with pytest.raises(TypeError, match="lists of numbers, got 0 at index 0"):
         model.encode(texts, global_positions=[0, 1])
+    with pytest.raises(TypeError, match="for a single text, pass a flat list"):
+        model.encode(texts[0], global_positions=[[0]])
     with pytest.raises(ValueError, match="bert has no global tokens; a Longformer has them"):
         bert_jax.load(tmp_path / "roberta").encode(texts, global_positions=[[0], [0]])
 
@@ -216,7 +314,7 @@ def test_global_positions_outside_of_a_text_are_an_error(tmp_path):
 def test_vocabulary_with_another_separator_is_an_error(tmp_path):
     tokenizer = train_bpe(tmp_path, random_text(5))
     check_special_tokens(tokenizer, small_longformer_config())
-    with pytest.raises(ValueError, match=r"model\.sep_id is 7, but .* the sep has the id 2"):
+    with pytest.raises(ValueError, match=r"model\.sep_id is 7, but .* \[SEP\] has the id 2"):
         check_special_tokens(tokenizer, small_longformer_config(sep_id=7))
 
 
@@ -237,7 +335,7 @@ def test_its_products_are_those_of_windows():
 
 
 @pytest.mark.exhaustive
-def test_it_is_made_pretrained_and_finetuned_on_questions_loaded_and_exported(tmp_path):
+def test_it_is_converted_pretrained_and_finetuned_on_questions_loaded_and_exported(tmp_path):
     write_roberta(tmp_path, num_layers=1)
     write_longformer(tmp_path / "roberta", tmp_path / "made", max_seq_length=64, attention_window=8)
     vocabulary = bert_jax.load(tmp_path / "made").tokenizer
