@@ -10,8 +10,8 @@ training items, those for dev of its test items; an item is in several documents
 
 "encoders" in the output has three random encoders with the vocabulary of the documents, a
 byte-level BPE: a RoBERTa with an eighth of the positions; a Longformer that
-tools/make_longformer.py makes of it, with such windows; and a ModernBERT with global layers, and
-with windows half as wide.
+tools/make_longformer.py converts from it, with windows of that size; and a ModernBERT with global
+layers, and with windows half as wide.
 """
 
 import csv

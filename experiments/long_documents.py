@@ -54,8 +54,8 @@ STUDY = study.Study(
     "first eighth: a RoBERTa has no positions for more.",
     laptop="Documents of about 1,000 tokens, not 4,000: 400 to train and 160 for dev. The encoders "
     "have 2 layers of hidden size 64 and random weights: none is pre-trained. RoBERTa has 128 "
-    "positions; the Longformer is made of it, with windows of 128; ModernBERT has a global layer "
-    "and one with a window of 64.",
+    "positions; the Longformer is converted from it, with windows of 128; ModernBERT has a global "
+    "layer and one with a window of 64.",
     limits="One seed, a few hundred documents and random weights of this size show that the three "
     "ways of reading a document run from end to end. They do not rank the architectures, whose "
     "point is what pre-training on long text gives them.",

@@ -114,10 +114,11 @@ def write(
     figure.savefig(directory / f"{study.name}.png", dpi=130)
     metrics, notes = list(study.pretraining_metrics), []
     if columns:
-        notes.append(
-            "Our scores on dev are in percent: the median over the seeds, and their range. Each "
-            "seed keeps its best epoch, as chosen on dev."
-        )
+        own = [seeds for (_, name), seeds in scores.items() if name in columns]
+        what = "of one run, which keeps its"
+        if any(len(seeds) > 1 for seeds in own):
+            what = "the median over the seeds, and their range. Each seed keeps its"
+        notes.append(f"Our scores on dev are in percent: {what} best epoch, as chosen on dev.")
     if any(seeds.num_collapsed for seeds in scores.values()):
         notes.append("A seed that collapsed predicts one class for all examples.")
     if metrics:

@@ -278,6 +278,9 @@ def test_report_has_our_scores_beside_the_papers(name, scale, tmp_path, load):
     for (row, _), values in scores.items():
         assert study_report.show(values, 100) in lines[row]
     assert each.about in text and "python command" in text
+    if columns:
+        assert ("the median over the seeds" in text) == (each.num_seeds > 1)
+        assert ("in percent: of one run" in text) == (each.num_seeds == 1)
     assert "Word frequencies alone have a perplexity of 648 (sentence pairs)." in text
     assert (each.limits in text) == (each.laptop in text) == (scale == "laptop")
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
