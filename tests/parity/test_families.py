@@ -399,7 +399,11 @@ def test_exported_model_is_the_same_in_the_same_class(family, head_class, tmp_pa
     if model.config.pad_token_id == 1:
         names = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
     (source / "vocab.txt").write_text("\n".join([*names, *(f"w{i}" for i in range(56))]))
-    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    config = {"tokenizer_class": "BertTokenizer"}
+    if family == "Longformer":  # It takes pairs with two separators between the texts.
+        config = {"tokenizer_class": "MPNetTokenizer"}
+        config |= {f"{name[1:-1].lower()}_token": name for name in names}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
     loaded = bert_jax.load(source)
     save_huggingface(written, loaded.params, loaded.settings, loaded.tokenizer)
     tokens = torch.tensor([[2, 7, 11, 13, 5, 3], [2, 9, 60, 44, 23, 3]])
