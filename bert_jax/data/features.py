@@ -96,9 +96,10 @@ def check_layout(model_config, tokenizer) -> None:
         if (found := (tokenizer.layout.num_separators, tokenizer.sep_id)) != expected:
             raise ValueError(
                 f"{model_config.architecture} expects {expected[0]} separators with the id "
-                f"{expected[1]} between the texts of a pair, where the tokenizer puts {found[0]} "
-                f"with the id {found[1]}: use the model's own, or set `post_processor` in its "
-                "tokenizer.json (RoBERTa's makes `<s> a </s></s> b </s>`)"
+                f"{expected[1]} (sep_id; in config.json sep_token_id) between the texts of a pair, "
+                f"where the tokenizer puts {found[0]} with the id {found[1]}: use the model's own, "
+                "or set `post_processor` in its tokenizer.json (RoBERTa's makes "
+                "`<s> a </s></s> b </s>`)"
             )
 
 

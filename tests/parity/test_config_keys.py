@@ -93,7 +93,10 @@ CASES = [
     ("Longformer", "ForSequenceClassification"),
     ("XLNet", "ForSequenceClassification"),
 ]
-WITHOUT_SEGMENTS = Layout(1, False, cls_last=True)  # As transformers is called below.
+LAYOUTS = {  # As transformers is called below: XLNet's [CLS] is last, and all is segment 0.
+    "XLNet": Layout(1, False, cls_last=True),
+    "Longformer": Layout(2, False),
+}
 ACTIVATIONS = [
     "relu",
     "gelu_new",
@@ -185,8 +188,8 @@ def write_model(directory, family: str, head: str, **changes):
     pieces = [*names, *(f"w{index}" for index in range(56))]
     (directory / "vocab.txt").write_text("\n".join(pieces))
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
-    if family == "XLNet":  # [CLS] is last.
-        tokenizer = with_layout(load_tokenizer(directory / "vocab.txt"), WITHOUT_SEGMENTS)
+    if layout := LAYOUTS.get(family):
+        tokenizer = with_layout(load_tokenizer(directory / "vocab.txt"), layout)
         for name, content in transformers_files(tokenizer.stored, 40).items():
             text = content if isinstance(content, str) else json.dumps(content)
             (directory / name).write_text(text)

@@ -173,6 +173,8 @@ def test_with_its_tokenizer_it_encodes_answers_and_classifies_as_transformers(tm
         source, written = tmp_path / class_name, tmp_path / f"{class_name} again"
         model.save_pretrained(source)
         for name, content in transformers_files(bpe.stored, 64).items():
+            if name == "tokenizer_config.json" and "Question" in class_name:
+                content["tokenizer_class"] = "LongformerTokenizerFast"  # As transformers 4 does.
             content = content if isinstance(content, str) else json.dumps(content)
             (source / name).write_text(content)
         loaded = bert_jax.load(source)
