@@ -89,7 +89,8 @@ def check_pretraining(config: ConfigDict, num_slices: int) -> None:
     check_numbers(config)
     phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
     teacher = compilation.assumed_teacher(config, phases[0].objective_class)
-    setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, teacher_settings=teacher)
+    tokenizer = compilation.released_tokenizer(config.model)
+    setup_pretraining(config, phases, tokenizer, teacher_settings=teacher)
     check_mesh(config, num_slices)
 
 

@@ -139,8 +139,7 @@ def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
         tokenizer = phases[0].train.tokenizer
     else:
         phases = compilation.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
-        family = config.model.get("family") or config.model.architecture
-        tokenizer = compilation.released_tokenizer(family)
+        tokenizer = compilation.released_tokenizer(config.model)
     return {"all": phases, "first": phases[:1], "last": phases[-1:]}[PHASES.value], tokenizer
 
 

@@ -67,13 +67,13 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = (
+    Layout(cls_last=True),
+    Layout(1, False, cls_last=True),
     Layout(0, False, is_bare=True),
     Layout(0, True, is_bare=True),
     Layout(2, False),
     Layout(1, False),
-    Layout(),
-    Layout(cls_last=True),
-    Layout(1, False, cls_last=True),
+    Layout(),  # The last one, BERT's, is what an error names.
 )
 
 

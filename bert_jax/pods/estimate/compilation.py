@@ -10,6 +10,7 @@ import math
 import os
 import re
 import types
+from collections.abc import Mapping
 
 import jax
 from jax.experimental import topologies
@@ -23,6 +24,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.objectives import Objective, find_objective, learns_from_teacher
 from bert_jax.pods.chips import CHIPS, Chip, parse_topology
 from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.tokenizers.stored import Layout
 from bert_jax.training.phases import Phase, phase_configs, plan_phase
 from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup
 from bert_jax.training.pretrain_step import make_pretrain_step
@@ -35,25 +37,37 @@ os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # Two reports may run at the sam
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")  # Required by libtpu, but not used.
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
-# Sizes of the released English vocabularies that differ from BERT's.
-VOCAB_SIZES = {"roberta": 50265, "albert": 30000, "modernbert": 50368}
+# The released English vocabularies that differ from BERT's: the size, and how texts are joined.
+RELEASED = {
+    "roberta": (50265, Layout(2, has_segments=False)),
+    "longformer": (50265, Layout(2, has_segments=False)),
+    "albert": (30000, Layout()),
+    "modernbert": (50368, Layout(1, has_segments=False)),
+    "mpnet": (30527, Layout(2, has_segments=False)),
+    "deberta": (128100, Layout()),
+    "xlnet": (32000, Layout(cls_last=True)),
+}
 
 
-def released_tokenizer(family: str | None) -> types.SimpleNamespace:
-    """Returns what a step reads from a tokenizer with the released English vocabulary of a family.
+def released_tokenizer(model: Mapping) -> types.SimpleNamespace:
+    """Returns what a step reads from a tokenizer with the released English vocabulary of a model.
 
-    None stands for BERT; all but the size is BERT's, as it changes no shape.
+    `model` is that of a configuration. All but the size and the layout is BERT's, as it changes no
+    shape; so are the ids, but for the separator of RoBERTa, which Longformers look for.
     """
-    vocab_size = VOCAB_SIZES.get(family, BertConfig().vocab_size)
+    family = model.get("family") or model.get("architecture")
+    vocab_size, layout = RELEASED.get(family, (BertConfig().vocab_size, Layout()))
     return types.SimpleNamespace(
         vocab_size=vocab_size,
         special_ids=(0, 100, 101, 102, 103),
+        sep_id=2 if layout.num_separators == 2 else 102,
         mask_id=103,
+        layout=layout,
         word_start=(True,) * vocab_size,
     )
 
 
-UNCASED_ENGLISH = released_tokenizer("bert")
+UNCASED_ENGLISH = released_tokenizer({"family": "bert"})
 
 
 @dataclasses.dataclass

@@ -41,7 +41,7 @@ def test_bytes_per_device_are_the_bytes_of_its_shards():
     leaf = jax.ShapeDtypeStruct((3, 8), "float32", sharding=sharding)
     batch = abstract_rows(ROWS, 16, batch_sharding(mesh))
     assert compilation.bytes_per_device({"weight": leaf}) == 3 * 2 * 4
-    assert compilation.bytes_per_device(batch) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 4 + 4)
+    assert compilation.bytes_per_device(batch) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 3 * 4)
 
 
 def test_abstract_rows_match_the_batches_of_the_loader(corpus):
