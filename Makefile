@@ -24,7 +24,7 @@ docs: .venv/docs
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -E -W --keep-going -q -c docs . runs/site
 	@echo "The site is in runs/site: open runs/site/index.html"
 
-# The fast tier: 4 to 6 minutes on 2 cores of an AMD EPYC, on 2026-11-26; the limit is 8.
+# The fast tier: 6 to 7 minutes on 2 cores of an Intel Xeon, on 2026-11-29; the limit is 8.
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
