@@ -14,15 +14,19 @@ from bert_jax.model import (
 )
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import BertConfig
-from bert_jax.model.transformers_format import ACTIVATIONS, TransformersFormat
+from bert_jax.model.transformers_format import (
+    ACTIVATION_NAMES,
+    TransformersFormat,
+    build_config,
+    check_required,
+    read_activation,
+)
 
 
 def _from_json(name: str, values: Mapping) -> BertConfig:
     """Reads the model config of the family `name`. Raises ValueError if it is not supported."""
     family = FAMILIES[name]
-    for key, expected in family.required.items():
-        if values.get(key, expected) != expected:
-            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
+    check_required(values, family.required)
     keys = family.config_keys
     values = {**family.defaults, **values}
     fields = {field: values[key] for field, key in keys.items() if key in values}
@@ -33,11 +37,7 @@ def _from_json(name: str, values: Mapping) -> BertConfig:
     fields |= {"family": name, **family.fields}
     if "num_task_embeddings" in fields and not values.get("use_task_id", False):
         fields["num_task_embeddings"] = 0
-    activation = values.get(family.activation_key, "gelu")
-    if activation not in ACTIVATIONS:
-        expected = f"expected one of {', '.join(ACTIVATIONS)}"
-        raise ValueError(f"config.json: {family.activation_key} is {activation!r}, {expected}")
-    fields["activation"] = ACTIVATIONS[activation]
+    fields["activation"] = read_activation(values, family.activation_key)
     attention_dropout = values.get(family.attention_dropout_key, fields["dropout_rate"])
     if attention_dropout != fields["dropout_rate"]:
         fields["attention_dropout_rate"] = attention_dropout
@@ -46,16 +46,12 @@ def _from_json(name: str, values: Mapping) -> BertConfig:
         fields["max_position_embeddings"] -= fields.get("position_offset", 0)
     if fields.get("embedding_size", 0) == fields.get("hidden_size") and name != "albert":
         fields["embedding_size"] = None  # No projection.
-    try:
-        return BertConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"config.json: {error}") from None
+    return build_config(BertConfig, fields)
 
 
 def _to_json(config: BertConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
     family = FAMILIES[config.family]
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     attention_dropout = config.attention_dropout_rate
     classifier_dropout = config.classifier_dropout_rate
     if attention_dropout is None:
@@ -66,7 +62,7 @@ def _to_json(config: BertConfig) -> dict:
         "model_type": config.family,
         **family.required,
         **{key: getattr(config, field) for field, key in family.config_keys.items()},
-        family.activation_key: names[config.activation],
+        family.activation_key: ACTIVATION_NAMES[config.activation],
         family.attention_dropout_key: attention_dropout,
         "dtype": "float32",
     }

@@ -98,8 +98,8 @@ def check_layout(model_config, tokenizer) -> None:
                 f"{model_config.architecture} expects {expected[0]} separators with the id "
                 f"{expected[1]} (sep_id; in config.json sep_token_id) between the texts of a pair, "
                 f"where the tokenizer puts {found[0]} with the id {found[1]}: use the model's own, "
-                "or set `post_processor` in its tokenizer.json (RoBERTa's makes "
-                "`<s> a </s></s> b </s>`)"
+                "set `post_processor` in its tokenizer.json (RoBERTa's makes "
+                f"`<s> a </s></s> b </s>`), or train a model with sep_id={found[1]}"
             )
 
 

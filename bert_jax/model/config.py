@@ -1,7 +1,7 @@
 """The model config of BERT and of its descendants, and the published sizes by name."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 # Layers and hidden size of the published models: Devlin et al. (2018), section 3, and Turc et al.
@@ -26,6 +26,8 @@ FAMILIES = (
     "electra",
 )
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+SIZE_FIELDS = ("num_layers", "hidden_size", "num_heads", "intermediate_size")
+"""Fields of a model config that a published size sets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +74,7 @@ class BertConfig:
 
     architecture: ClassVar[str] = "bert"
     """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
-    size_fields: ClassVar[tuple[str, ...]] = (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "intermediate_size",
-    )
+    size_fields: ClassVar[tuple[str, ...]] = SIZE_FIELDS
     """Fields that a published size sets."""
     fixed_fields: ClassVar[tuple[str, ...]] = (
         *size_fields,
@@ -98,9 +95,7 @@ class BertConfig:
             expected = "expected None, for hidden_size, or at least 1"
             raise ValueError(f"BertConfig.embedding_size is {self.embedding_size}: {expected}")
         check_minimum(self, 0, ("type_vocab_size", "num_task_embeddings", "initializer_range"))
-        if self.hidden_size % self.num_heads:
-            multiple = f"a multiple of num_heads ({self.num_heads})"
-            raise ValueError(f"BertConfig.hidden_size ({self.hidden_size}) must be {multiple}")
+        check_heads(self)
         if self.num_layers % self.num_layer_groups or (
             self.num_layer_groups > 1 and not self.shares_layers
         ):
@@ -158,7 +153,30 @@ def pad_to_tiles(vocab_size: int) -> int:
     return -(-vocab_size // 128) * 128
 
 
+def published_size(sizes: Mapping[str, Sequence[int]], name: str) -> dict[str, int]:
+    """Returns the `SIZE_FIELDS` of one of the published `sizes`. Raises ValueError if unknown."""
+    if name not in sizes:
+        raise ValueError(f"unknown model size {name!r}: expected one of {', '.join(sizes)}")
+    return dict(zip(SIZE_FIELDS, sizes[name], strict=True))
+
+
 SIZE_NAMES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+
+
+def check_ranges(config) -> None:
+    """Raises ValueError for a number that is out of the range that it has in all architectures."""
+    check_minimum(config, 1, (*SIZE_NAMES, "max_position_embeddings"))
+    check_minimum(config, 0, ("initializer_range",))
+    check_positive(config, ("layer_norm_epsilon",))
+    check_rates(config, [field for field in vars(config) if field.endswith("dropout_rate")])
+
+
+def check_heads(config) -> None:
+    """Raises ValueError if the heads do not divide the hidden size."""
+    if config.hidden_size % config.num_heads:
+        multiple = f"a multiple of num_heads ({config.num_heads})"
+        kind = type(config).__name__
+        raise ValueError(f"{kind}.hidden_size ({config.hidden_size}) must be {multiple}")
 
 
 def check_minimum(config, minimum: int, names: Sequence[str]) -> None:

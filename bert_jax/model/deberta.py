@@ -34,12 +34,13 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.blocked_attention import BLOCK
 from bert_jax.model.config import (
     ACTIVATIONS,
-    SIZE_NAMES,
+    SIZE_FIELDS,
     check_choices,
+    check_heads,
     check_minimum,
-    check_positive,
-    check_rates,
+    check_ranges,
     pad_to_tiles,
+    published_size,
 )
 from bert_jax.model.dropout import (
     HiddenDropout,
@@ -131,12 +132,7 @@ class DebertaConfig:
     """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
     family: ClassVar[str] = "deberta-v2"
     """How other libraries store it: both versions have this name."""
-    size_fields: ClassVar[tuple[str, ...]] = (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "intermediate_size",
-    )
+    size_fields: ClassVar[tuple[str, ...]] = SIZE_FIELDS
     """Fields that a published size sets."""
     fixed_fields: ClassVar[tuple[str, ...]] = (
         *size_fields,
@@ -158,15 +154,12 @@ class DebertaConfig:
     """Fields that are known from a model's weights, and cannot be chosen anew."""
 
     def __post_init__(self):
-        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings"))
-        whole = ("num_buckets", "type_vocab_size", "convolution_width", "initializer_range")
-        check_minimum(self, 0, whole)
+        check_ranges(self)
+        check_minimum(self, 0, ("num_buckets", "type_vocab_size", "convolution_width"))
         for name in ("max_distance", "embedding_size"):
             if getattr(self, name) is not None:
                 check_minimum(self, 1, (name,))
-        if self.hidden_size % self.num_heads:
-            multiple = f"a multiple of num_heads ({self.num_heads})"
-            raise ValueError(f"DebertaConfig.hidden_size ({self.hidden_size}) must be {multiple}")
+        check_heads(self)
         if self.convolution_width and self.convolution_width % 2 == 0:
             raise ValueError(
                 f"DebertaConfig.convolution_width is {self.convolution_width}: expected 0 or an "
@@ -190,15 +183,11 @@ class DebertaConfig:
             pooler_activation=ACTIVATIONS,
             convolution_activation=ACTIVATIONS,
         )
-        check_positive(self, ("layer_norm_epsilon",))
-        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
 
     @classmethod
     def named(cls, size: str, **overrides) -> "DebertaConfig":
         """Returns a published size, one of `SIZES`, with `overrides`."""
-        if size not in SIZES:
-            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
-        fields = dict(zip(cls.size_fields, SIZES[size], strict=True))
+        fields = published_size(SIZES, size)
         if size.startswith("v2"):
             fields |= OF_VERSION_2
         return cls(**(fields | overrides))

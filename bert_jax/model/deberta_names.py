@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from absl import logging
 
 from bert_jax.model.deberta import DebertaConfig
-from bert_jax.model.transformers_format import ACTIVATIONS, HeadNames, TransformersFormat
+from bert_jax.model.transformers_format import (
+    ACTIVATION_NAMES,
+    HeadNames,
+    TransformersFormat,
+    check_required,
+    fields_to_json,
+    read_activation,
+)
 
 # Fields of `DebertaConfig` -> keys of `config.json`.
 _KEYS = {
@@ -68,11 +75,7 @@ def config_from_json(values: Mapping) -> DebertaConfig:
     if fields.get("embedding_size") == values["hidden_size"]:
         fields["embedding_size"] = None  # No projection.
     for field, (key, default) in _ACTIVATION_KEYS.items():
-        name = values.get(key, default)
-        if name not in ACTIVATIONS:
-            expected = f"expected one of {', '.join(ACTIVATIONS)}"
-            raise ValueError(f"config.json: {key} is {name!r}, {expected}")
-        fields[field] = ACTIVATIONS[name]
+        fields[field] = read_activation(values, key, default)
     fields["position_scores"] = _position_scores(values)
     norm = str(values.get("norm_rel_ebd", "none")).strip().lower()
     if norm not in _NORMS:
@@ -107,7 +110,7 @@ def _position_scores(values: Mapping) -> str:
 def _check_others(values: Mapping, fields: Mapping) -> None:
     """Raises ValueError for a value that changes what a model computes, and is not supported."""
     head_size = values["hidden_size"] // max(values["num_attention_heads"], 1)
-    for key, expected in {
+    required = {
         "attention_head_size": head_size,
         "pooler_hidden_size": values["hidden_size"],
         "conv_groups": 1,
@@ -115,9 +118,8 @@ def _check_others(values: Mapping, fields: Mapping) -> None:
         "tie_word_embeddings": True,
         "quantization_config": None,
         "pruned_heads": {},
-    }.items():
-        if values.get(key, expected) != expected:
-            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
+    }
+    check_required(values, required)
     if not fields.get("legacy_head", True) and fields.get("embedding_size"):
         raise ValueError(
             f"config.json: embedding_size is {fields['embedding_size']}, but with legacy=false the "
@@ -131,16 +133,13 @@ def _check_others(values: Mapping, fields: Mapping) -> None:
 
 def config_to_json(config: DebertaConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # The first of each.
-    values = {"model_type": "deberta-v2"}
-    values |= {key: getattr(config, field) for field, key in _KEYS.items()}
-    if config.attention_dropout_rate is None:
-        values["attention_probs_dropout_prob"] = config.dropout_rate
+    values = {"model_type": "deberta-v2"} | fields_to_json(config, _KEYS)
     if config.embedding_size is None:
         values["embedding_size"] = config.hidden_size
     for field in ("num_buckets", "max_distance"):
         values[_KEYS[field]] = getattr(config, field) or -1
-    values |= {key: names[getattr(config, field)] for field, (key, _) in _ACTIVATION_KEYS.items()}
+    for field, (key, _) in _ACTIVATION_KEYS.items():
+        values[key] = ACTIVATION_NAMES[getattr(config, field)]
     return values | {
         "relative_attention": bool(config.score_terms),
         "pos_att_type": list(config.score_terms),

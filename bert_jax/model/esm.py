@@ -24,12 +24,12 @@ from bert_jax.model import bert, mpnet
 from bert_jax.model.attention import attention, scaled_scores
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import (
-    SIZE_NAMES,
+    SIZE_FIELDS,
     check_choices,
-    check_minimum,
     check_positive,
-    check_rates,
+    check_ranges,
     pad_to_tiles,
+    published_size,
 )
 from bert_jax.model.dropout import HiddenDropout, LayerDropout, add_with_dropout
 from bert_jax.model.layers import (
@@ -101,15 +101,11 @@ class EsmConfig:
     embedding_dropout_rate: ClassVar[float] = 0.0
     activation: ClassVar[str] = "gelu"
     """Of feed-forward layers, and of heads that follow them."""
+    embedding_size: ClassVar[None] = None  # What `bert.flops_per_row` reads beside.
     pooler_activation: ClassVar[str] = "tanh"
     has_pooler_input_dropout: ClassVar[bool] = True
     """A classifier has dropout before its pooler, too, and not only after it."""
-    size_fields: ClassVar[tuple[str, ...]] = (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "intermediate_size",
-    )
+    size_fields: ClassVar[tuple[str, ...]] = SIZE_FIELDS
     """Fields that a published size sets."""
     fixed_fields: ClassVar[tuple[str, ...]] = (
         *size_fields,
@@ -124,8 +120,7 @@ class EsmConfig:
     """Fields that are known from a model's weights, and cannot be chosen anew."""
 
     def __post_init__(self):
-        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings"))
-        check_minimum(self, 0, ("initializer_range",))
+        check_ranges(self)
         check_choices(self, positions=("rotary", "learned"))
         parts = self.num_heads * (2 if self.positions == "rotary" else 1)
         if self.hidden_size % parts:
@@ -139,15 +134,12 @@ class EsmConfig:
                 f"EsmConfig.mask_id is {self.mask_id}: expected one of the {self.vocab_size} ids "
                 "(vocab_size), that of the mask, or token_dropout=False"
             )
-        check_positive(self, ("rope_base", "layer_norm_epsilon"))
-        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
+        check_positive(self, ("rope_base",))
 
     @classmethod
     def named(cls, size: str, **overrides) -> "EsmConfig":
         """Returns a published size, one of `SIZES`, with `overrides`."""
-        if size not in SIZES:
-            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
-        fields = dict(zip(cls.size_fields, SIZES[size], strict=True))
+        fields = published_size(SIZES, size)
         if size == "esm-1b":
             fields |= ESM_1B
         return cls(**(fields | overrides))
@@ -354,4 +346,4 @@ RULES = (
     (r"(bias|scale|nsp/dense/kernel)$", P()),
 )
 
-flops_per_row = mpnet.flops_per_row  # As in BERT, no layer has more products.
+flops_per_row = bert.flops_per_row  # As in BERT, no layer has more products.

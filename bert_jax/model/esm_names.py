@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 
-from absl import logging
-
 from bert_jax.model.esm import EsmConfig
-from bert_jax.model.transformers_format import HeadNames, TransformersFormat
+from bert_jax.model.transformers_format import (
+    HeadNames,
+    TransformersFormat,
+    build_config,
+    check_required,
+    fields_to_json,
+)
 
 # Fields of `EsmConfig` -> keys of `config.json`.
 _KEYS = {
@@ -56,9 +60,7 @@ def config_from_json(values: Mapping) -> EsmConfig:
 
     Raises ValueError for what is not supported.
     """
-    for key, expected in _REQUIRED.items():
-        if values.get(key, expected) != expected:
-            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
+    check_required(values, _REQUIRED)
     kind = values.get("position_embedding_type", "absolute")
     if kind not in _POSITIONS:
         expected = f"expected {' or '.join(_POSITIONS)}"
@@ -74,27 +76,17 @@ def config_from_json(values: Mapping) -> EsmConfig:
     if fields["token_dropout"] and "mask_id" not in fields:
         raise ValueError("config.json: token_dropout needs mask_token_id, which is missing")
     fields["max_position_embeddings"] -= EsmConfig.position_offset
-    try:
-        return EsmConfig(positions=_POSITIONS[kind], **fields)
-    except ValueError as error:
-        raise ValueError(f"config.json: {error}") from None
+    return build_config(EsmConfig, fields | {"positions": _POSITIONS[kind]})
 
 
 def config_to_json(config: EsmConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
-    values = {"model_type": "esm", **_REQUIRED}
+    values = {"model_type": "esm", **_REQUIRED} | fields_to_json(config, _KEYS)
     del values["head_dim"]
-    values |= {key: getattr(config, field) for field, key in _KEYS.items()}
     values["max_position_embeddings"] += config.position_offset
     values["position_embedding_type"] = {ours: theirs for theirs, ours in _POSITIONS.items()}[
         config.positions
     ]
-    if config.attention_dropout_rate is None:
-        values[_KEYS["attention_dropout_rate"]] = config.dropout_rate
-    if (rate := config.classifier_dropout_rate) is not None:
-        logging.warning(
-            "not exported: classifier_dropout_rate=%g; transformers has none of its own", rate
-        )
     return values | {"dtype": "float32"}
 
 

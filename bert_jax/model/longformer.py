@@ -27,12 +27,13 @@ from bert_jax.model.attention import attention, scaled_scores
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import (
     ACTIVATIONS,
-    SIZE_NAMES,
+    SIZE_FIELDS,
     check_choices,
+    check_heads,
     check_minimum,
-    check_positive,
-    check_rates,
+    check_ranges,
     pad_to_tiles,
+    published_size,
 )
 from bert_jax.model.dropout import LayerDropout
 from bert_jax.model.layers import Dense, Identity
@@ -89,12 +90,7 @@ class LongformerConfig:
     pooler_activation: ClassVar[str] = "tanh"
     has_pooler_input_dropout: ClassVar[bool] = True
     """A classifier has dropout before its pooler, too, and not only after it."""
-    size_fields: ClassVar[tuple[str, ...]] = (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "intermediate_size",
-    )
+    size_fields: ClassVar[tuple[str, ...]] = SIZE_FIELDS
     """Fields that a published size sets."""
     fixed_fields: ClassVar[tuple[str, ...]] = (
         *size_fields,
@@ -108,13 +104,9 @@ class LongformerConfig:
     """Fields that are known from a model's weights, and cannot be chosen anew."""
 
     def __post_init__(self):
-        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings", "type_vocab_size"))
-        check_minimum(self, 0, ("initializer_range",))
-        if self.hidden_size % self.num_heads:
-            multiple = f"a multiple of num_heads ({self.num_heads})"
-            raise ValueError(
-                f"LongformerConfig.hidden_size ({self.hidden_size}) must be {multiple}"
-            )
+        check_ranges(self)
+        check_minimum(self, 1, ("type_vocab_size",))
+        check_heads(self)
         if not isinstance(self.attention_window, int):
             windows = tuple(self.attention_window)
             if len(windows) != self.num_layers:
@@ -137,15 +129,11 @@ class LongformerConfig:
                 "ids of the vocabulary"
             )
         check_choices(self, activation=ACTIVATIONS, global_tokens=GLOBAL_TOKENS)
-        check_positive(self, ("layer_norm_epsilon",))
-        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
 
     @classmethod
     def named(cls, size: str, **overrides) -> "LongformerConfig":
         """Returns a published size, one of `SIZES`, with `overrides`."""
-        if size not in SIZES:
-            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
-        return cls(**(dict(zip(cls.size_fields, SIZES[size], strict=True)) | overrides))
+        return cls(**(published_size(SIZES, size) | overrides))
 
     @property
     def windows(self) -> tuple[int, ...]:

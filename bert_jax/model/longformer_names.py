@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping
 
-from absl import logging
-
 from bert_jax.model.longformer import LongformerConfig
-from bert_jax.model.transformers_format import ACTIVATIONS, HeadNames, TransformersFormat
+from bert_jax.model.transformers_format import (
+    ACTIVATION_NAMES,
+    HeadNames,
+    TransformersFormat,
+    build_config,
+    check_required,
+    fields_to_json,
+    read_activation,
+    read_numbers,
+)
 
 # Fields of `LongformerConfig` -> keys of `config.json`.
 _KEYS = {
@@ -43,45 +50,27 @@ def config_from_json(values: Mapping) -> LongformerConfig:
 
     Raises ValueError for what is not supported.
     """
-    for key, expected in _REQUIRED.items():
-        if values.get(key, expected) != expected:
-            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
-    values = _DEFAULTS | values
-    for key in _KEYS.values():
-        value = values.get(key, 0)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"config.json: {key} is {value!r}, expected a number")
-    fields = {field: values[key] for field, key in _KEYS.items() if key in values}
+    check_required(values, _REQUIRED)
+    fields = read_numbers(_DEFAULTS | values, _KEYS)
     fields["max_position_embeddings"] -= LongformerConfig.position_offset
-    name = values.get("hidden_act", "gelu")
-    if name not in ACTIVATIONS:
-        expected = f"expected one of {', '.join(ACTIVATIONS)}"
-        raise ValueError(f"config.json: hidden_act is {name!r}, {expected}")
+    fields["activation"] = read_activation(values, "hidden_act")
     windows = values.get("attention_window", 512)
     if not all(type(each) is int for each in (windows if isinstance(windows, list) else [windows])):
         expected = "expected a number, or a list of one for each layer"
         raise ValueError(f"config.json: attention_window is {windows!r}, {expected}")
     fields["attention_window"] = tuple(windows) if isinstance(windows, list) else windows
-    try:
-        return LongformerConfig(activation=ACTIVATIONS[name], **fields)
-    except ValueError as error:
-        raise ValueError(f"config.json: {error}") from None
+    return build_config(LongformerConfig, fields)
 
 
 def config_to_json(config: LongformerConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # The first of each.
-    values = {"model_type": "longformer", **_REQUIRED, "hidden_act": names[config.activation]}
-    values |= {key: getattr(config, field) for field, key in _KEYS.items()}
-    values["attention_window"] = list(config.windows)
+    values = {"model_type": "longformer", **_REQUIRED} | fields_to_json(config, _KEYS)
     values["max_position_embeddings"] += config.position_offset
-    if config.attention_dropout_rate is None:
-        values[_KEYS["attention_dropout_rate"]] = config.dropout_rate
-    if (rate := config.classifier_dropout_rate) is not None:
-        logging.warning(
-            "not exported: classifier_dropout_rate=%g; transformers has none of its own", rate
-        )
-    return values | {"dtype": "float32"}
+    return values | {
+        "hidden_act": ACTIVATION_NAMES[config.activation],
+        "attention_window": list(config.windows),
+        "dtype": "float32",
+    }
 
 
 _LAYER = "longformer.encoder.layer.{layer}"

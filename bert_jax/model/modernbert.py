@@ -24,12 +24,12 @@ from bert_jax.model.attention import attention, scaled_scores
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import (
     ACTIVATIONS,
-    SIZE_NAMES,
+    SIZE_FIELDS,
     check_choices,
-    check_minimum,
     check_positive,
-    check_rates,
+    check_ranges,
     pad_to_tiles,
+    published_size,
 )
 from bert_jax.model.dropout import HiddenDropout, LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.layers import (
@@ -108,12 +108,7 @@ class ModernBertConfig:
 
     architecture: ClassVar[str] = "modernbert"
     """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
-    size_fields: ClassVar[tuple[str, ...]] = (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "intermediate_size",
-    )
+    size_fields: ClassVar[tuple[str, ...]] = SIZE_FIELDS
     """Fields that a published size sets."""
     fixed_fields: ClassVar[tuple[str, ...]] = (
         *size_fields,
@@ -142,8 +137,7 @@ class ModernBertConfig:
     """The module of the head for tokens whose weights the pooler of a task starts from."""
 
     def __post_init__(self):
-        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings"))
-        check_minimum(self, 0, ("initializer_range",))
+        check_ranges(self)
         if self.hidden_size % (2 * self.num_heads):
             raise ValueError(
                 f"ModernBertConfig.hidden_size ({self.hidden_size}) must be a multiple of twice "
@@ -168,15 +162,12 @@ class ModernBertConfig:
             pooler_activation=ACTIVATIONS,
             classifier_pooling=("cls", "mean"),
         )
-        check_positive(self, ("global_rope_base", "local_rope_base", "layer_norm_epsilon"))
-        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
+        check_positive(self, ("global_rope_base", "local_rope_base"))
 
     @classmethod
     def named(cls, size: str, **overrides) -> "ModernBertConfig":
         """Returns a published size, one of `SIZES`, with `overrides`."""
-        if size not in SIZES:
-            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
-        fields = dict(zip(cls.size_fields, SIZES[size], strict=True))
+        fields = published_size(SIZES, size)
         if size.startswith("ettin"):
             fields |= ETTIN
         return cls(**(fields | overrides))

@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from absl import logging
 
 from bert_jax.model.modernbert import ModernBertConfig
-from bert_jax.model.transformers_format import ACTIVATIONS, HeadNames, TransformersFormat
+from bert_jax.model.transformers_format import (
+    ACTIVATION_NAMES,
+    HeadNames,
+    TransformersFormat,
+    build_config,
+    read_activation,
+)
 
 # Fields of `ModernBertConfig` -> keys of `config.json`.
 _KEYS = {
@@ -51,18 +57,11 @@ def config_from_json(values: Mapping) -> ModernBertConfig:
         default = getattr(ModernBertConfig, field)
         _check_type(_KEYS[field], value, float if default is None else type(default))
     for field, key in _ACTIVATION_KEYS.items():
-        name = values.get(key, "gelu")
-        if name not in ACTIVATIONS:
-            expected = f"expected one of {', '.join(ACTIVATIONS)}"
-            raise ValueError(f"config.json: {key} is {name!r}, {expected}")
-        fields[field] = ACTIVATIONS[name]
+        fields[field] = read_activation(values, key)
     fields["attention_pattern"] = _pattern(values)
     fields["global_rope_base"] = _rope_base(values, "full_attention", "global_rope_theta", 160e3)
     fields["local_rope_base"] = _rope_base(values, "sliding_attention", "local_rope_theta", 10e3)
-    try:
-        return ModernBertConfig(**dict.fromkeys(_OTHER_RATES, 0.0) | fields)
-    except ValueError as error:
-        raise ValueError(f"config.json: {error}") from None
+    return build_config(ModernBertConfig, dict.fromkeys(_OTHER_RATES, 0.0) | fields)
 
 
 def _pattern(values: Mapping) -> str:
@@ -125,7 +124,6 @@ def _rope_base(values: Mapping, layer_type: str, old_key: str, default: float) -
 
 def config_to_json(config: ModernBertConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # The first of each.
     values = {"model_type": "modernbert"}
     values |= {key: getattr(config, field) for field, key in _KEYS.items()}
     for field in _OTHER_RATES:
@@ -135,7 +133,8 @@ def config_to_json(config: ModernBertConfig) -> dict:
         logging.warning(
             "not exported: attention_output_dropout_rate=%g; transformers has none of its own", rate
         )
-    values |= {key: names[getattr(config, field)] for field, key in _ACTIVATION_KEYS.items()}
+    for field, key in _ACTIVATION_KEYS.items():
+        values[key] = ACTIVATION_NAMES[getattr(config, field)]
     bases = {
         "full_attention": config.global_rope_base,
         "sliding_attention": config.local_rope_base,

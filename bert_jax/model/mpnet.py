@@ -11,7 +11,6 @@ number of rows of a batch, L the length of a row, H the hidden size.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
@@ -25,20 +24,19 @@ from bert_jax.model.attention import attention, scaled_scores
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.config import (
     ACTIVATIONS,
-    SIZE_NAMES,
+    SIZE_FIELDS,
     check_choices,
-    check_minimum,
-    check_positive,
-    check_rates,
+    check_heads,
+    check_ranges,
     pad_to_tiles,
+    published_size,
 )
-from bert_jax.model.dropout import HiddenDropout, LayerDropout, add_with_dropout, apply_dropout
+from bert_jax.model.dropout import HiddenDropout, LayerDropout, apply_dropout
 from bert_jax.model.layers import (
     Dense,
     Embedding,
     Identity,
     LayerNorm,
-    RowParallelDense,
     TokenEmbedding,
     activate,
 )
@@ -84,15 +82,11 @@ class MpnetConfig:
     """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
     position_offset: ClassVar[int] = 2
     """Rows of the position table before that of the first token; padding has the id before it."""
+    embedding_size: ClassVar[None] = None  # What `bert.flops_per_row` reads beside.
     pooler_activation: ClassVar[str] = "tanh"
     has_pooler_input_dropout: ClassVar[bool] = True
     """A classifier has dropout before its pooler, too, and not only after it."""
-    size_fields: ClassVar[tuple[str, ...]] = (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "intermediate_size",
-    )
+    size_fields: ClassVar[tuple[str, ...]] = SIZE_FIELDS
     """Fields that a published size sets."""
     fixed_fields: ClassVar[tuple[str, ...]] = (
         *size_fields,
@@ -103,21 +97,14 @@ class MpnetConfig:
     """Fields that are known from a model's weights, and cannot be chosen anew."""
 
     def __post_init__(self):
-        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings"))
-        check_minimum(self, 0, ("initializer_range",))
-        if self.hidden_size % self.num_heads:
-            multiple = f"a multiple of num_heads ({self.num_heads})"
-            raise ValueError(f"MpnetConfig.hidden_size ({self.hidden_size}) must be {multiple}")
+        check_ranges(self)
+        check_heads(self)
         check_choices(self, activation=ACTIVATIONS)
-        check_positive(self, ("layer_norm_epsilon",))
-        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
 
     @classmethod
     def named(cls, size: str, **overrides) -> "MpnetConfig":
         """Returns a published size, one of `SIZES`, with `overrides`."""
-        if size not in SIZES:
-            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
-        return cls(**(dict(zip(cls.size_fields, SIZES[size], strict=True)) | overrides))
+        return cls(**(published_size(SIZES, size) | overrides))
 
     @property
     def padded_vocab_size(self) -> int:
@@ -196,38 +183,10 @@ class LayerInputs(nn.Module):
         return SharedInputs(mask, DistanceBias(table))
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward network, each followed by LayerNorm, as in BERT.
-
-    `attend` needs all positions of a sequence; `finish` treats each position on its own.
-    """
+class EncoderLayer(bert.EncoderLayer):
+    """BERT's layer, with a bias of distances in its scores."""
 
     config: MpnetConfig
-
-    # Where it drops elements, and the rate of each place: one of `Dropout`.
-    dropout_places: ClassVar[Mapping[str, str]] = {
-        "attention": "attention_rate",
-        "attention_output": "rate",
-        "output": "rate",
-    }
-
-    def setup(self):
-        config = self.config
-        size, initial = config.hidden_size, config.initializer_range
-        self.query = Dense(size, initial)
-        # Without effect, as in BERT: it would add the same to all scores of a query.
-        self.key = Dense(size, initial, adds_bias=False)
-        self.value = Dense(size, initial)
-        # A dense layer that is sharded over `tensor` along its inputs.
-        self.attention_output = RowParallelDense(size, initial)
-        self.attention_layer_norm = LayerNorm(config.layer_norm_epsilon)
-        self.intermediate = Dense(config.intermediate_size, initial)
-        self.output = RowParallelDense(size, initial)
-        self.output_layer_norm = LayerNorm(config.layer_norm_epsilon)
-
-    def __call__(self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout) -> jax.Array:
-        """Maps hidden states `[B, L, H]` to those after this layer."""
-        return self.finish(x, self.attend(x, inputs, dropout), dropout)
 
     def attend(self, x: jax.Array, inputs: SharedInputs, dropout: LayerDropout) -> jax.Array:
         """Returns the weighted values of all heads, joined, `[B, L, H]`."""
@@ -240,14 +199,6 @@ class EncoderLayer(nn.Module):
             dropout=dropout.get("attention"),
             bias=inputs.bias,
         )
-
-    def finish(self, x: jax.Array, context: jax.Array, dropout: LayerDropout) -> jax.Array:
-        """Returns the layer's output for its input `x` and `context`, the result of `attend`."""
-        y = self.attention_output(context)  # [B, L, H]
-        x = self.attention_layer_norm(add_with_dropout(x, y, dropout.get("attention_output")))
-        y = activate(self.config.activation, self.intermediate(x))  # [B, L, intermediate_size]
-        y = self.output(y)  # [B, L, H]
-        return self.output_layer_norm(add_with_dropout(x, y, dropout.get("output")))
 
     def scores(self, x: jax.Array, inputs: SharedInputs) -> tuple[jax.Array, AttentionMask]:
         """Returns attention scores, float32 `[B, heads, L, L]`, and the mask of their softmax.
@@ -299,20 +250,4 @@ RULES = (
     (r"(bias|scale|nsp/dense/kernel)$", P()),
 )
 
-
-def flops_per_row(
-    config: MpnetConfig, length: int, num_outputs: int, num_targets: int, num_pairs: int
-) -> float:
-    """Returns the FLOPs of the matrix products of a forward pass for one row of `length`.
-
-    Two per multiply-add; attention is over the whole row, however it is packed. The last layer
-    finishes `num_outputs` positions; `num_targets` tokens and `num_pairs` pairs are predicted.
-    Gathers, the bias of scores, LayerNorm and softmax are not counted.
-    """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attend = config.num_layers * (length * 3 * hidden**2 + 2 * length**2 * hidden)
-    positions = (config.num_layers - 1) * length + num_outputs
-    finish = hidden**2 + 2 * hidden * inner  # For one position.
-    lm_head = hidden**2 + hidden * config.padded_vocab_size
-    pair_head = hidden**2 + 2 * hidden
-    return 2.0 * (attend + positions * finish + num_targets * lm_head + num_pairs * pair_head)
+flops_per_row = bert.flops_per_row  # The bias of scores is not counted.

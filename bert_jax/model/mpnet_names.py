@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping
 
-from absl import logging
-
 from bert_jax.model.mpnet import NUM_BUCKETS, MpnetConfig
-from bert_jax.model.transformers_format import ACTIVATIONS, HeadNames, TransformersFormat
+from bert_jax.model.transformers_format import (
+    ACTIVATION_NAMES,
+    HeadNames,
+    TransformersFormat,
+    build_config,
+    check_required,
+    fields_to_json,
+    read_activation,
+    read_numbers,
+)
 
 # Fields of `MpnetConfig` -> keys of `config.json`.
 _KEYS = {
@@ -20,6 +27,8 @@ _KEYS = {
     "initializer_range": "initializer_range",
     "layer_norm_epsilon": "layer_norm_eps",
 }
+# Values of keys that `config.json` may lack, in transformers, where they differ from ours.
+_DEFAULTS = {"max_position_embeddings": 512, "attention_probs_dropout_prob": 0.1}
 # Keys of `config.json` whose only supported value is this, which transformers assumes.
 _REQUIRED = {
     "pad_token_id": MpnetConfig.position_offset - 1,
@@ -33,40 +42,18 @@ def config_from_json(values: Mapping) -> MpnetConfig:
 
     Raises ValueError for what is not supported.
     """
-    for key, expected in _REQUIRED.items():
-        if values.get(key, expected) != expected:
-            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
-    for key in _KEYS.values():
-        value = values.get(key, 0)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"config.json: {key} is {value!r}, expected a number")
-    fields = {"attention_dropout_rate": 0.1}
-    fields |= {field: values[key] for field, key in _KEYS.items() if key in values}
-    name = values.get("hidden_act", "gelu")
-    if name not in ACTIVATIONS:
-        expected = f"expected one of {', '.join(ACTIVATIONS)}"
-        raise ValueError(f"config.json: hidden_act is {name!r}, {expected}")
-    num_positions = values.get("max_position_embeddings", 512) - MpnetConfig.position_offset
-    fields |= {"activation": ACTIVATIONS[name], "max_position_embeddings": num_positions}
-    try:
-        return MpnetConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"config.json: {error}") from None
+    check_required(values, _REQUIRED)
+    fields = read_numbers(_DEFAULTS | values, _KEYS)
+    fields["max_position_embeddings"] -= MpnetConfig.position_offset
+    fields["activation"] = read_activation(values, "hidden_act")
+    return build_config(MpnetConfig, fields)
 
 
 def config_to_json(config: MpnetConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # The first of each.
-    values = {"model_type": "mpnet", **_REQUIRED, "hidden_act": names[config.activation]}
-    values |= {key: getattr(config, field) for field, key in _KEYS.items()}
+    values = {"model_type": "mpnet", **_REQUIRED} | fields_to_json(config, _KEYS)
     values["max_position_embeddings"] += config.position_offset
-    if config.attention_dropout_rate is None:
-        values[_KEYS["attention_dropout_rate"]] = config.dropout_rate
-    if (rate := config.classifier_dropout_rate) is not None:
-        logging.warning(
-            "not exported: classifier_dropout_rate=%g; transformers has none of its own", rate
-        )
-    return values | {"dtype": "float32"}
+    return values | {"hidden_act": ACTIVATION_NAMES[config.activation], "dtype": "float32"}
 
 
 _LAYER = "mpnet.encoder.layer.{layer}"

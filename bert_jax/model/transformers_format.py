@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from absl import logging
+
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -14,6 +16,61 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 """Names of activations in transformers -> in `model.config.ACTIVATIONS`."""
+ACTIVATION_NAMES = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+"""The reverse: of several names of the same, the first."""
+
+
+def check_required(values: Mapping, required: Mapping) -> None:
+    """Raises ValueError for a key of `config.json` with another value than the required one."""
+    for key, expected in required.items():
+        if values.get(key, expected) != expected:
+            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
+
+
+def read_numbers(values: Mapping, keys: Mapping[str, str]) -> dict:
+    """Returns fields of a model config from the keys of `config.json` that it has.
+
+    `keys` are those of each field. Raises ValueError for a value that is not a number.
+    """
+    fields = {field: values[key] for field, key in keys.items() if key in values}
+    for field, value in fields.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"config.json: {keys[field]} is {value!r}, expected a number")
+    return fields
+
+
+def read_activation(values: Mapping, key: str, default: str = "gelu") -> str:
+    """Returns the activation that a key of `config.json` names. Raises ValueError if unknown."""
+    name = values.get(key, default)
+    if name not in ACTIVATIONS:
+        expected = f"expected one of {', '.join(ACTIVATIONS)}"
+        raise ValueError(f"config.json: {key} is {name!r}, {expected}")
+    return ACTIVATIONS[name]
+
+
+def build_config(kind: type, fields: Mapping) -> object:
+    """Returns a model config. Raises ValueError, which names the file, for what it refuses."""
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ValueError(f"config.json: {error}") from None
+
+
+def fields_to_json(config: object, keys: Mapping[str, str]) -> dict:
+    """Returns the keys of `config.json` with the values of the fields of a model config.
+
+    Rates of dropout that are None get the number that they mean, and a rate before a task's last
+    layer that has no key is reported.
+    """
+    values = {key: getattr(config, field) for field, key in keys.items()}
+    if config.attention_dropout_rate is None:
+        values[keys["attention_dropout_rate"]] = config.dropout_rate
+    rate = config.classifier_dropout_rate
+    if rate is not None and "classifier_dropout_rate" not in keys:
+        logging.warning(
+            "not exported: classifier_dropout_rate=%g; transformers has none of its own", rate
+        )
+    return values
 
 
 class HeadNames(NamedTuple):

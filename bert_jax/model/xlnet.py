@@ -35,12 +35,12 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.blocked_attention import BLOCK
 from bert_jax.model.config import (
     ACTIVATIONS,
-    SIZE_NAMES,
+    SIZE_FIELDS,
     check_choices,
     check_minimum,
-    check_positive,
-    check_rates,
+    check_ranges,
     pad_to_tiles,
+    published_size,
 )
 from bert_jax.model.dropout import (
     HiddenDropout,
@@ -103,12 +103,7 @@ class XlnetConfig:
     """The last token of a sequence is <cls>."""
     has_query_stream: ClassVar[bool] = True
     """Tokens are predicted from a stream of their own, in the order of `ranks`."""
-    size_fields: ClassVar[tuple[str, ...]] = (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "intermediate_size",
-    )
+    size_fields: ClassVar[tuple[str, ...]] = SIZE_FIELDS
     """Fields that a published size sets."""
     fixed_fields: ClassVar[tuple[str, ...]] = (
         *size_fields,
@@ -121,21 +116,17 @@ class XlnetConfig:
     """Fields that are known from a model's weights, and cannot be chosen anew."""
 
     def __post_init__(self):
-        check_minimum(self, 1, (*SIZE_NAMES, "max_position_embeddings"))
-        check_minimum(self, 0, ("max_distance", "initializer_range"))
+        check_ranges(self)
+        check_minimum(self, 0, ("max_distance",))
         if self.hidden_size % self.num_heads or self.hidden_size % 2:
             multiple = f"even, and a multiple of num_heads ({self.num_heads})"
             raise ValueError(f"XlnetConfig.hidden_size ({self.hidden_size}) must be {multiple}")
         check_choices(self, activation=ACTIVATIONS, pooler_activation=ACTIVATIONS)
-        check_positive(self, ("layer_norm_epsilon",))
-        check_rates(self, [field for field in vars(self) if field.endswith("dropout_rate")])
 
     @classmethod
     def named(cls, size: str, **overrides) -> "XlnetConfig":
         """Returns a published size, one of `SIZES`, with `overrides`."""
-        if size not in SIZES:
-            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
-        return cls(**(dict(zip(cls.size_fields, SIZES[size], strict=True)) | overrides))
+        return cls(**(published_size(SIZES, size) | overrides))
 
     @property
     def padded_vocab_size(self) -> int:

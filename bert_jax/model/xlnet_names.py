@@ -4,7 +4,14 @@ from collections.abc import Mapping
 
 from absl import logging
 
-from bert_jax.model.transformers_format import ACTIVATIONS, HeadNames, TransformersFormat
+from bert_jax.model.transformers_format import (
+    ACTIVATION_NAMES,
+    HeadNames,
+    TransformersFormat,
+    build_config,
+    read_activation,
+    read_numbers,
+)
 from bert_jax.model.xlnet import XlnetConfig
 
 # Fields of `XlnetConfig` -> keys of `config.json`.
@@ -66,12 +73,8 @@ def config_from_json(values: Mapping) -> XlnetConfig:
     for key, expected in _REQUIRED.items():
         if values.get(key, expected[0]) not in expected:
             raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected[0]!r}")
-    fields = {field: values[key] for field, key in _KEYS.items() if key in values}
-    for key in (*_KEYS.values(), "clamp_len"):
-        value = values.get(key, 0)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"config.json: {key} is {value!r}, expected a number")
-    fields["max_distance"] = max(values.get("clamp_len", 0), 0)  # -1 means none.
+    fields = read_numbers(values, _KEYS | {"max_distance": "clamp_len"})
+    fields["max_distance"] = max(fields.get("max_distance", 0), 0)  # -1 means none.
     head_dim = values["d_model"] // max(values["n_head"], 1)
     if values.get("d_head") not in (None, head_dim):
         raise ValueError(f"config.json: d_head is {values['d_head']!r}, expected {head_dim}")
@@ -80,24 +83,13 @@ def config_from_json(values: Mapping) -> XlnetConfig:
         expected = f"expected one of {', '.join(_CAUSAL)}"
         raise ValueError(f"config.json: attn_type is {kind!r}, {expected}")
     fields["causal"] = _CAUSAL[kind]
-    for field, key, default in (
-        ("activation", "ff_activation", "gelu"),
-        ("pooler_activation", "summary_activation", "tanh"),
-    ):
-        name = values.get(key, default)
-        if name not in ACTIVATIONS:
-            expected = f"expected one of {', '.join(ACTIVATIONS)}"
-            raise ValueError(f"config.json: {key} is {name!r}, {expected}")
-        fields[field] = ACTIVATIONS[name]
-    try:
-        return XlnetConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"config.json: {error}") from None
+    fields["activation"] = read_activation(values, "ff_activation")
+    fields["pooler_activation"] = read_activation(values, "summary_activation", "tanh")
+    return build_config(XlnetConfig, fields)
 
 
 def config_to_json(config: XlnetConfig) -> dict:
     """Returns the contents of `config.json`, without its class and head."""
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # The first of each.
     values = {"model_type": "xlnet"} | {key: each[0] for key, each in _REQUIRED.items()}
     values |= {key: getattr(config, field) for field, key in _KEYS.items()}
     if config.classifier_dropout_rate is None:
@@ -111,8 +103,8 @@ def config_to_json(config: XlnetConfig) -> dict:
         "clamp_len": config.max_distance or -1,
         "untie_r": True,
         "mem_len": None,
-        "ff_activation": names[config.activation],
-        "summary_activation": names[config.pooler_activation],
+        "ff_activation": ACTIVATION_NAMES[config.activation],
+        "summary_activation": ACTIVATION_NAMES[config.pooler_activation],
         "dtype": "float32",
     }
 

@@ -238,17 +238,15 @@ def check_same_documents(phases: list[Phase]) -> None:
 
 
 def check_special_tokens(tokenizer: Tokenizer, model_config) -> None:
-    """Raises ValueError if padding, the mask or [SEP] has another id than the model expects."""
+    """Raises ValueError if padding or the mask has another id than the model expects."""
     check_positions(model_config, tokenizer.pad_id)
-    for field, token in (("mask_id", "[MASK]"), ("sep_id", "[SEP]")):
-        found = getattr(tokenizer, field)
-        expected = getattr(model_config, field, found)
-        if expected != found:
-            raise ValueError(
-                f"model.{field} is {expected}, but in the vocabulary of the corpus {token} has "
-                f"the id {found}: use the model's vocabulary, or state config.model.{field}="
-                f"{found} in a configuration of your own"
-            )
+    expected = getattr(model_config, "mask_id", tokenizer.mask_id)
+    if expected != tokenizer.mask_id:
+        raise ValueError(
+            f"model.mask_id is {expected}, but in the vocabulary of the corpus [MASK] has the id "
+            f"{tokenizer.mask_id}: use the model's vocabulary, or state config.model.mask_id="
+            f"{tokenizer.mask_id} in a configuration of your own"
+        )
 
 
 def check_segments(phases: list[Phase], model_config) -> None:

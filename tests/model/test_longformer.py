@@ -29,7 +29,6 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.longformer import LongformerConfig, find_global_tokens, flops_per_row
 from bert_jax.model.longformer_names import config_from_json, config_to_json
 from bert_jax.tokenizers.stored import Layout
-from bert_jax.training.phases import check_special_tokens
 from bert_jax.training.pretrain_setup import make_model_config
 from tests.helpers.corpora import WORDS, build_small_corpus, random_text, train_bpe
 from tests.helpers.models import (
@@ -309,13 +308,6 @@ def test_global_positions_outside_of_a_text_are_an_error(tmp_path):
         model.encode(texts[0], global_positions=[[0]])
     with pytest.raises(ValueError, match="bert has no global tokens; a Longformer has them"):
         bert_jax.load(tmp_path / "roberta").encode(texts, global_positions=[[0], [0]])
-
-
-def test_vocabulary_with_another_separator_is_an_error(tmp_path):
-    tokenizer = train_bpe(tmp_path, random_text(5))
-    check_special_tokens(tokenizer, small_longformer_config())
-    with pytest.raises(ValueError, match=r"model\.sep_id is 7, but .* \[SEP\] has the id 2"):
-        check_special_tokens(tokenizer, small_longformer_config(sep_id=7))
 
 
 def test_its_configuration_has_its_sizes():
