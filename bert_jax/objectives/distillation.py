@@ -198,6 +198,12 @@ class Distillation:
                 "config.distillation.teacher is left to right, and the student sees the tokens "
                 "after a mask: choose a teacher that was trained with masked_lm"
             )
+        if getattr(teacher, "has_query_stream", False):
+            raise ValueError(
+                f"config.distillation.teacher is an {teacher.architecture}, which has never seen "
+                "masks: it predicts tokens in the query stream. Choose a teacher that was trained "
+                "with masked_lm"
+            )
         if self.weights["soft"] and "mlm" not in settings["modules"]:
             raise ValueError(
                 "config.distillation.teacher has no head for masked tokens, which the loss 'soft' "

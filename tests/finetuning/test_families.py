@@ -27,6 +27,7 @@ from tests.helpers.corpora import (
 from tests.helpers.json_lines import write_lines
 from tests.helpers.models import (
     small_deberta_config,
+    small_esm_config,
     small_longformer_config,
     small_model_config,
     small_modernbert_config,
@@ -65,12 +66,13 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "electra": {"embedding_size": 8},
     "modernbert": {},
     "mpnet": {},
+    "esm": {},
     "deberta": {},
     "longformer": {},
     "xlnet": {},
 }
 # All others are in the slow tier.
-EXHAUSTIVE = ("deberta", "longformer", "mpnet", "xlnet")
+EXHAUSTIVE = ("deberta", "esm", "longformer", "mpnet", "xlnet")
 LENGTH = 24
 
 
@@ -81,7 +83,7 @@ def family_tokenizer(family, directory):
     if family == "albert":
         write_albert_vocabulary(directory / "spiece.model")
         return load_tokenizer(directory / "spiece.model")
-    vocabulary = write_vocabulary(directory / "vocab.txt", pad_id=int(family == "mpnet"))
+    vocabulary = write_vocabulary(directory / "vocab.txt", pad_id=int(family in ("mpnet", "esm")))
     tokenizer = load_tokenizer(vocabulary)
     return with_layout(tokenizer, Layout(cls_last=True)) if family == "xlnet" else tokenizer
 
@@ -104,6 +106,8 @@ def weights(request, tmp_path_factory):
         config = small_modernbert_config(tokenizer.vocab_size, **fields)
     elif request.param == "mpnet":
         config = small_mpnet_config(tokenizer.vocab_size, **fields)
+    elif request.param == "esm":
+        config = small_esm_config(tokenizer.vocab_size, mask_id=tokenizer.mask_id, **fields)
     elif request.param == "longformer":
         fields |= {"num_layers": 2, "attention_window": 8}  # [CLS] reads what the first computes.
         config = small_longformer_config(tokenizer.vocab_size, sep_id=tokenizer.sep_id, **fields)

@@ -22,7 +22,11 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.task_models import VectorModel
 from bert_jax.model.xlnet import LayerInputs, XlnetConfig, encoder_layers, flops_per_row
 from bert_jax.model.xlnet_names import config_from_json, config_to_json
+from bert_jax.objectives.distillation import Distillation
+from bert_jax.objectives.masked_diffusion import MaskedDiffusion
 from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.objectives.replaced_tokens import ReplacedTokens
+from bert_jax.objectives.span_boundary import SpanBoundary
 from bert_jax.tokenizers.stored import Layout
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import check_stream
@@ -34,7 +38,6 @@ from tests.helpers.corpora import (
 )
 from tests.helpers.models import assert_trees_equal, random_params, small_xlnet_config
 from tests.helpers.runs import saved_params, small_config, stopped_after_save
-from tests.suites.objectives import make_masking
 
 
 @pytest.mark.parametrize(
@@ -112,9 +115,12 @@ def test_a_tokenizer_with_another_place_for_cls_is_refused():
         check_layout(types.SimpleNamespace(architecture="own"), tokenizers[1])
 
 
-def test_an_objective_that_would_train_the_head_on_the_content_stream_is_refused():
+@pytest.mark.parametrize(
+    "objective", [MaskedLm, SpanBoundary, MaskedDiffusion, ReplacedTokens, Distillation]
+)
+def test_an_objective_that_would_train_the_head_on_the_content_stream_is_refused(objective):
     with pytest.raises(ValueError, match=r"config\.objective=permutation"):
-        check_stream("masked_lm", MaskedLm(make_masking()), XlnetConfig())
+        check_stream("of_masks", objective, XlnetConfig())
 
 
 def test_pooling_the_first_token_as_cls_is_refused():

@@ -70,7 +70,8 @@ def log_softmax(x):
 def reference(model, params, batch):
     """The losses of what student and teacher return, for one token after the other."""
     x = jax.jit(model.apply)({"params": params}, batch)
-    objective = CASE.objective if model.config == STUDENT else MODERNBERT.objective
+    cases = (CASE, *ON_OTHERS.values())
+    (objective,) = (case.objective for case in cases if case.config == model.config)
     y = jax.jit(objective._teacher_outputs, static_argnums=0)(model, params["teacher"], batch)
     x, y = ({name: np.asarray(values, float) for name, values in each.items()} for each in (x, y))
     sums = dict.fromkeys(LOSSES, 0.0)
@@ -104,10 +105,19 @@ def reference(model, params, batch):
 
 OBJECTIVE = make_objective(temperature=3.0)
 CASE = make_case(OBJECTIVE)
-MODERNBERT = make_case(
-    make_objective(teacher=suites.make_modernbert_config(num_layers=4), temperature=3.0),
-    suites.make_modernbert_config(intermediate_size=64),
-)
+
+
+def case_on(architecture: str) -> suites.ObjectiveCase:
+    """Returns the case of a student and a teacher of another architecture."""
+    make_config = suites.ARCHITECTURES[architecture]
+    # The reference knows windows, but no global tokens.
+    fields = {"global_tokens": "none"} if architecture == "longformer" else {}
+    objective = make_objective(teacher=make_config(num_layers=4, **fields), temperature=3.0)
+    return make_case(objective, make_config(intermediate_size=64, **fields))
+
+
+ON_OTHERS = {name: case_on(name) for name in suites.ARCHITECTURES}
+MODERNBERT = ON_OTHERS["modernbert"]
 
 
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
@@ -117,8 +127,14 @@ def test_objective(holds, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
-def test_objective_on_modernbert(holds, tmp_path):
-    holds(MODERNBERT, tmp_path)
+@pytest.mark.parametrize("architecture", suites.ARCHITECTURES)
+def test_objective_on_other_architectures(architecture, holds, tmp_path):
+    holds(ON_OTHERS[architecture], tmp_path)
+
+
+def test_a_teacher_whose_head_reads_another_stream_is_refused():
+    with pytest.raises(ValueError, match=r"distillation\.teacher is an xlnet"):
+        make_objective(teacher=suites.make_xlnet_config())
 
 
 @pytest.mark.parametrize("weights", [{"soft": 1.0}, {"cosine": 1.0}], ids=list)

@@ -37,6 +37,27 @@ def test_objective_on_other_architectures(architecture, holds, tmp_path):
     holds(suites.on_architecture(CASE, architecture), tmp_path)
 
 
+def reference_of_tokens(model, params, batch):
+    token_logits, _ = jax.jit(model.apply)({"params": params}, batch)
+    targets = batch["targets"], batch["target_weights"]
+    return suites.cross_entropy("next_token", token_logits, *targets)
+
+
+# Its sequences end in [CLS], which next-sentence prediction refuses.
+XLNET = suites.ObjectiveCase(
+    LeftToRight(next_sentence=False),
+    suites.make_xlnet_config(causal=True),
+    {"next_token_loss": 1.0},
+    reference_of_tokens,
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("holds", suites.OBJECTIVE)
+def test_objective_on_xlnet(holds, tmp_path):
+    holds(XLNET, tmp_path)
+
+
 LENGTHS = (11, 2, 13)
 
 

@@ -166,7 +166,7 @@ def test_both_networks_of_a_disentangled_run_have_the_tables_that_they_read():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
-@pytest.mark.parametrize("architecture", ["modernbert", "mpnet", "esm"])
+@pytest.mark.parametrize("architecture", ["modernbert", "mpnet", "esm", "longformer"])
 def test_objective_on_others(architecture, holds, tmp_path):
     config = suites.on_architecture(CASE, architecture).config
     holds(dataclasses.replace(MODERNBERT, config=config), tmp_path)
