@@ -525,14 +525,15 @@ def flops_per_row(
 ) -> float:
     """Returns the FLOPs of the matrix products of a forward pass for one row of `length`.
 
-    Two per multiply-add; attention is over the whole row, and each term of distances over all
-    2L of them. The last layer finishes `num_outputs` positions; `num_targets` tokens and
-    `num_pairs` pairs are predicted. The projections of the relative embeddings, once for a batch,
-    gathers, LayerNorm and softmax are not counted.
+    Two per multiply-add; attention is over the whole row. Each term of distances is a product with
+    those relative embeddings that a row can reach (section 3.1.1: at most 2S of them), although
+    `DistanceScores` computes it for all 2L distances. The last layer finishes `num_outputs`
+    positions; `num_targets` tokens and `num_pairs` pairs are predicted. The projections of the
+    relative embeddings, once for a batch, gathers, LayerNorm and softmax are not counted.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     attend = length * 3 * hidden**2 + 2 * length**2 * hidden
-    attend += len(config.score_terms) * 2 * length**2 * hidden
+    attend += len(config.score_terms) * length * 2 * min(config.span, length) * hidden
     finish = hidden**2 + 2 * hidden * inner  # For one position.
     positions = (config.num_layers - 1) * length + num_outputs
     embedding_size = config.embedding_size or hidden

@@ -268,13 +268,18 @@ def test_head_of_an_enhanced_mask_decoder_is_not_taken_for_a_plain_one():
         params_from_huggingface(tensors, config)
 
 
-def test_terms_of_distances_count_all_of_them():
-    counts = {"num_outputs": 512, "num_targets": 0, "num_pairs": 0}
+@pytest.mark.parametrize(
+    ("fields", "length", "num_embeddings"),
+    [({}, 512, 512), ({}, 2048, 512), ({}, 128, 256), ({"num_buckets": 0}, 512, 1024)],
+    ids=str,
+)
+def test_terms_of_distances_count_each_relative_embedding_once(fields, length, num_embeddings):
+    counts = {"num_outputs": length, "num_targets": 0, "num_pairs": 0}
     flops = {
-        terms: flops_per_row(DebertaConfig(position_scores=terms), 512, **counts)
+        terms: flops_per_row(DebertaConfig(position_scores=terms, **fields), length, **counts)
         for terms in ("c2p|p2c", "c2p", "")
     }
-    assert flops["c2p"] - flops[""] == 2 * 12 * 512 * 1024 * 768
+    assert flops["c2p"] - flops[""] == 2 * 12 * length * num_embeddings * 768
     assert flops["c2p|p2c"] - flops["c2p"] == flops["c2p"] - flops[""]
 
 
