@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 import unicodedata
+from collections.abc import Callable
 from typing import BinaryIO
 
 import sentencepiece
@@ -26,8 +27,15 @@ from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_corpus.words import cut_text
 from bert_jax.tokenizers.byte_pair import ROBERTA_TOKENS, roberta_processing, roberta_spec
-from bert_jax.tokenizers.stored import Layout, SpecialTokens, special_added_tokens, template
+from bert_jax.tokenizers.stored import (
+    Layout,
+    SpecialTokens,
+    ids_of_model,
+    special_added_tokens,
+    template,
+)
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenizers.unigram import XLNET_ADDED, XLNET_TOKENS, xlnet_spec
 from bert_jax.tokenizers.wordpiece import MAX_WORD_CHARACTERS, bert_spec
 
 # Number of characters with a piece of their own, about as many as in the released vocabularies.
@@ -224,10 +232,68 @@ def train_wordpiece(
 def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
     """Trains a SentencePiece unigram model on the sentences in the file `path`; returns its bytes.
 
-    Raises:
-      ValueError: the text has more distinct characters than `size` allows.
+    Raises ValueError like `_train_unigram`.
     """
     pad, unk, *control = SPECIAL_TOKENS
+    return _train_unigram(
+        path,
+        size,
+        normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
+        pad_id=0,
+        pad_piece=pad,
+        unk_id=1,
+        unk_piece=unk,
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=control,
+    )
+
+
+def train_xlnet(path: str, size: int) -> bytes:
+    """Trains XLNet's tokenizer, a cased unigram model, on the sentences in the file `path`.
+
+    Returns the bytes of a tokenizer.json, whose sequences end in <cls>. The special pieces have the
+    ids of the released models. Raises ValueError like `_train_unigram`.
+    """
+    names, others = XLNET_TOKENS, XLNET_ADDED["additional_special_tokens"]
+    bos, eos = XLNET_ADDED["bos_token"], XLNET_ADDED["eos_token"]
+    accents = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.NFKD(), tokenizers.normalizers.StripAccents()]
+    )
+    content = _train_unigram(
+        path,
+        size,
+        accents.normalize_str,
+        normalization_rule_name="nmt_nfkc",
+        unk_id=0,
+        unk_piece=names.unk,
+        bos_id=1,
+        bos_piece=bos,
+        eos_id=2,
+        eos_piece=eos,
+        pad_id=5,
+        pad_piece=names.pad,
+        # They get the ids that are left: 3, 4 and 6 to 8.
+        control_symbols=[names.cls, names.sep, names.mask, *reversed(others)],
+    )
+    spec = xlnet_spec(content, {}, "the trained model")
+    ids = ids_of_model(spec)
+    added = special_added_tokens(ids, names, mask_lstrip=False)
+    added += [added[0] | {"id": ids[name], "content": name} for name in (bos, eos, *others)]
+    spec["added_tokens"] = added
+    spec["post_processor"] = template(Layout(cls_last=True), spec, names)
+    return json.dumps(spec, ensure_ascii=False).encode()
+
+
+def _train_unigram(
+    path: str, size: int, prepare: Callable[[str], str] = str, **options: object
+) -> bytes:
+    """Returns the bytes of a SentencePiece unigram model of the sentences in the file `path`.
+
+    `prepare` is what a tokenizer does to a text before the model's own normalization; `options` are
+    those of SentencePiece's trainer. Raises ValueError if the text has more distinct characters
+    than `size` allows.
+    """
     model = io.BytesIO()
     try:
         with open(path, encoding="utf-8", newline="\n") as sentences:
@@ -236,22 +302,15 @@ def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
                 sentence_iterator=(
                     piece
                     for sentence in sentences
-                    for piece in cut_text(sentence.rstrip("\n"), MAX_SENTENCE_BYTES)
+                    for piece in cut_text(prepare(sentence.rstrip("\n")), MAX_SENTENCE_BYTES)
                 ),
                 model_writer=model,
                 vocab_size=size,
                 hard_vocab_limit=False,
-                normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
-                pad_id=0,
-                pad_piece=pad,
-                unk_id=1,
-                unk_piece=unk,
-                bos_id=-1,
-                eos_id=-1,
-                control_symbols=control,
                 input_sentence_size=MAX_SENTENCES,
                 max_sentence_length=MAX_SENTENCE_BYTES,
                 minloglevel=2,
+                **options,
             )
     except RuntimeError as error:
         if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
@@ -299,9 +358,9 @@ def train_vocabulary(
 ) -> bytes:
     """Returns the bytes of a vocabulary of at most `size` pieces.
 
-    `lower_case` has no effect on the kind "bpe", `strip_accents` (None: as `lower_case`) only on
-    "wordpiece". Raises like `spool_text` and `train_wordpiece`, and ValueError for a `size` that is
-    too small.
+    `lower_case` has no effect on the kinds "bpe" and "xlnet", `strip_accents` (None: as
+    `lower_case`) only on "wordpiece". Raises like `spool_text` and `train_wordpiece`, and
+    ValueError for a `size` that is too small.
     """
     if strip_accents is None:
         strip_accents = lower_case
@@ -321,6 +380,8 @@ def train_vocabulary(
             print(f"{'warning: ' * is_much}{lost}", file=sys.stderr if is_much else sys.stdout)
         if kind == "bpe":
             return train_byte_pair(spool.name, size)
+        if kind == "xlnet":
+            return train_xlnet(spool.name, size)
         if kind == "wordpiece":
             return train_wordpiece(spool.name, counts, size, *casing)
         return train_sentencepiece(spool.name, size, lower_case)

@@ -1,9 +1,10 @@
-r"""Trains a vocabulary on text: BERT's WordPiece, SentencePiece (unigram), or RoBERTa's BPE.
+r"""Trains a vocabulary: BERT's WordPiece, SentencePiece (unigram), RoBERTa's BPE, or XLNet's.
 
 python tools/train_vocab.py --input='texts/*.txt' --output=vocab.txt --size=30522
 python tools/train_vocab.py --input=dump.xml.bz2 --output=spiece.model --size=32000 \
     --kind=sentencepiece
 python tools/train_vocab.py --input='texts/*.txt' --output=bpe.json --size=50265 --kind=bpe
+python tools/train_vocab.py --input='texts/*.txt' --output=xlnet.json --size=32000 --kind=xlnet
 
 The same text always gives the same bytes. tools/prepare_corpus.py lists the input formats.
 """
@@ -29,7 +30,10 @@ from bert_jax.tools.commands import exit_interrupted
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(
-    "output", None, "vocab.txt, NAME.model for SentencePiece, or NAME.json for BPE.", required=True
+    "output",
+    None,
+    "vocab.txt, NAME.model for SentencePiece, or NAME.json for BPE and XLNet.",
+    required=True,
 )
 SIZE = flags.DEFINE_integer(
     "size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=1 << 20
@@ -38,19 +42,26 @@ FILENAME_OF_KIND = {
     "wordpiece": VOCABULARY_FILENAME,
     "sentencepiece": SENTENCEPIECE_FILENAME,
     "bpe": TOKENIZER_FILENAME,
+    "xlnet": TOKENIZER_FILENAME,
 }
-KIND = flags.DEFINE_enum("kind", "wordpiece", [*FILENAME_OF_KIND], "Algorithm; bpe: byte-level.")
+ALWAYS_CASED = ("bpe", "xlnet")
+KIND = flags.DEFINE_enum(
+    "kind",
+    "wordpiece",
+    [*FILENAME_OF_KIND],
+    "Algorithm; bpe: byte-level; xlnet: a unigram model whose sequences end in <cls>.",
+)
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
 TEXT_FIELD = flags.DEFINE_string("text_field", "text", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool(
-    "cased", None, "Keep case (and, in WordPiece, accents). Byte-level BPE always does."
+    "cased", None, "Keep case (and, in WordPiece, accents). Byte-level BPE and XLNet always do."
 )
 STRIP_ACCENTS = flags.DEFINE_bool(
     "strip_accents",
     None,
     "Strip accents and other combining marks in WordPiece (--nostrip_accents keeps them). By "
     "default they are stripped from uncased text, as in BERT; any other choice needs an --output "
-    "named *.json. The other kinds keep accents.",
+    "named *.json. XLNet strips them; the other kinds keep them.",
 )
 
 
@@ -58,10 +69,13 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"train_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     output, partial = OUTPUT.value, f"{OUTPUT.value}.partial"
-    filename, is_cased = FILENAME_OF_KIND[KIND.value], bool(CASED.value) or KIND.value == "bpe"
+    filename = FILENAME_OF_KIND[KIND.value]
+    is_cased = bool(CASED.value) or KIND.value in ALWAYS_CASED
     strip_accents = not is_cased if STRIP_ACCENTS.value is None else STRIP_ACCENTS.value
     suffix = os.path.splitext(output)[1]
-    if KIND.value != "wordpiece" and STRIP_ACCENTS.value:
+    if KIND.value == "xlnet" and STRIP_ACCENTS.value is False:
+        sys.exit("train_vocab: --kind=xlnet strips accents: leave out --nostrip_accents")
+    if KIND.value not in ("wordpiece", "xlnet") and STRIP_ACCENTS.value:
         sys.exit(f"train_vocab: --kind={KIND.value} keeps accents: leave out --strip_accents")
     if KIND.value == "wordpiece" and strip_accents == is_cased:
         filename = TOKENIZER_FILENAME
@@ -73,10 +87,10 @@ def main(argv: list[str]) -> None:
     if (suffix if suffix in (".model", ".json") else ".txt") != os.path.splitext(filename)[1]:
         sys.exit(
             f"train_vocab: --output={output} does not match --kind={KIND.value}: a SentencePiece "
-            "model, and only that, is named *.model, and a byte-level BPE *.json"
+            "model, and only that, is named *.model, and a byte-level BPE or XLNet's *.json"
         )
-    if KIND.value == "bpe" and CASED.value is False:
-        sys.exit("train_vocab: byte-level BPE keeps case: leave out --nocased")
+    if KIND.value in ALWAYS_CASED and CASED.value is False:
+        sys.exit(f"train_vocab: --kind={KIND.value} keeps case: leave out --nocased")
     try:  # Check before training that the output can be written.
         if os.path.isdir(output):
             raise IsADirectoryError("it is a directory")

@@ -232,7 +232,8 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     if not path.exists() and not legacy_path.exists():
         fix = "copy it from the place that the weights come from"
         raise FileNotFoundError(f"{encoder} has weights, but no config.json: {fix}")
-    values = read_json(path if path.exists() else legacy_path)
+    limit = read_optional(encoder / TOKENIZER_CONFIG).get("model_max_length")
+    values = {"model_max_length": limit} | read_json(path if path.exists() else legacy_path)
     if found := describe_adapter(encoder):
         raise ValueError(found)
     try:
@@ -258,7 +259,6 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
         fix = "set it in tokenizer_config.json instead"
         raise ValueError(f"{directory}: do_lower_case of a cased tokenizer is not supported: {fix}")
     model = parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
-    limit = read_optional(encoder / TOKENIZER_CONFIG).get("model_max_length")
     if isinstance(limit, int) and 2 < limit < config.max_position_embeddings:
         model.settings["trained_length"] = limit  # The length that the model's authors state.
     return model

@@ -52,6 +52,10 @@ _REQUIRED = {
     "quantization_config": (None,),
 }
 _CAUSAL = {"bi": False, "uni": True}
+# `config.json` says nothing about lengths, which no table limits: the released models were trained
+# on up to 512 tokens. `model_max_length` of `tokenizer_config.json` may state more; very large
+# numbers there mean none.
+_TRAINED_LENGTH, _LARGEST_LENGTH = 512, 1 << 20
 _BEAM_CLASS = "XLNetForQuestionAnswering"
 
 
@@ -85,6 +89,9 @@ def config_from_json(values: Mapping) -> XlnetConfig:
     fields["causal"] = _CAUSAL[kind]
     fields["activation"] = read_activation(values, "ff_activation")
     fields["pooler_activation"] = read_activation(values, "summary_activation", "tanh")
+    length = values.get("model_max_length")
+    states_more = isinstance(length, int) and _TRAINED_LENGTH < length <= _LARGEST_LENGTH
+    fields["max_position_embeddings"] = length if states_more else _TRAINED_LENGTH
     return build_config(XlnetConfig, fields)
 
 

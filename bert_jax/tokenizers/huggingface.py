@@ -213,6 +213,8 @@ def _apply_files_beside(
         default = DEBERTA_TOKENS
     if kind == "WordPiece":
         default = default._replace(unk=spec["model"]["unk_token"])
+    if kind == "Unigram" and not tokenizer_class and XLNET_TOKENS.cls in ids_of_model(spec):
+        default = XLNET_TOKENS  # As tools/train_vocab.py writes it.
     stated = {**beside.special_tokens, **config}
     if tokenizer_class == "XLNetTokenizer":
         default, stated = XLNET_TOKENS, XLNET_ADDED | stated

@@ -14,13 +14,13 @@ Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: MNLI-m 86.8 of the released model, which was trained on more text, with memory.
 Not run at full size.
 
-    python tools/prepare_corpus.py --input='texts/*.txt' --vocab=MODEL --rows=full_sentences \
+    python tools/train_vocab.py --input='texts/*.txt' --kind=xlnet --size=32000 --output=xlnet.json
+    python tools/prepare_corpus.py --input='texts/*.txt' --vocab=xlnet.json --rows=full_sentences \
         --max_seq_length=512 --output=xlnet/512
     python -m bert_jax.pretrain --config=configs/pretrain/xlnet_base.py --workdir=runs/xlnet \
         --config.corpus=xlnet/512
 
-MODEL is a directory with the tokenizer of an XLNet, whose sequences end in <cls>: a `spiece.model`
-with the pieces <cls>, <sep>, <pad> and <mask>, and a `config.json` with {"model_type": "xlnet"}.
+--vocab may also be the directory of a released XLNet, with its `spiece.model` and `config.json`.
 `xlnet_base.py:runlocal` runs a few steps of eight rows instead.
 """
 

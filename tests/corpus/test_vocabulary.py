@@ -13,6 +13,7 @@ from bert_corpus.inputs import find_inputs, split_into_units
 from bert_corpus.vocabulary import text_of_units, train_vocabulary
 from bert_jax.data.rows import Rows
 from bert_jax.tokenizers.export import transformers_files
+from bert_jax.tokenizers.stored import Layout
 from bert_jax.tokenizers.tokenizer import load_tokenizer, tokenizer_from_bytes
 
 GERMAN = "Es ist schon spät. Das Wetter ist schön. Der Zug fahrt nicht, er fährt schnell.\n\n"
@@ -137,7 +138,18 @@ def test_dna_without_spaces_gives_a_vocabulary(tmp_path, capsys, kind, size):
     assert len(tokenizer.encode(DNA[:600])) < 400 and "not trained" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
+def test_xlnet_has_the_special_pieces_of_the_released_models_and_cls_last(tmp_path):
+    text = "The café of Zoë is by the old river.\n" * 20
+    content = train_vocabulary(write(tmp_path, text), "xlnet", 60, False, 1)
+    tokenizer = tokenizer_from_bytes("xlnet.json", content)
+    names = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
+    assert [tokenizer.id_to_token(index) for index in range(9)] == names
+    assert tokenizer.special_ids == (5, 0, 3, 4, 6) and tokenizer.layout == Layout(cls_last=True)
+    assert tokenizer.decode(tokenizer.encode("The café <eop> of")) == "The cafe<eop> of"
+    assert not {"é", "ë"} & {tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)}
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "xlnet"])
 def test_blank_text_is_a_clear_error(tmp_path, kind):
     with pytest.raises(ValueError, match="the input holds no words to train on"):
         train_vocabulary(write(tmp_path, "\n \n"), kind, 300, True, 1)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_corpus.vocabulary import train_vocabulary
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.pretrain import xlnet_base
 from bert_jax.data.features import check_layout, unpack_rows
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.dropout import Dropout
@@ -32,12 +34,12 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import check_stream
 from tests.helpers.corpora import (
     build_small_corpus,
-    store_tokenizer,
+    random_text,
     with_layout,
     write_vocabulary,
 )
 from tests.helpers.models import assert_trees_equal, random_params, small_xlnet_config
-from tests.helpers.runs import saved_params, small_config, stopped_after_save
+from tests.helpers.runs import saved_params, stopped_after_save
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,13 @@ def test_keys_that_config_json_lacks_have_the_defaults_of_transformers():
     assert XlnetConfig.named("large", vocab_size=9).hidden_size == 1024
     with pytest.raises(ValueError, match="unknown model size 'huge'"):
         XlnetConfig.named("huge")
+
+
+@pytest.mark.parametrize(
+    ("stated", "length"), [(None, 512), (384, 512), (2048, 2048), (int(1e30), 512)]
+)
+def test_the_tokenizer_may_state_more_than_512_tokens(stated, length):
+    assert config_from_json({"model_max_length": stated}).max_position_embeddings == length
 
 
 def test_a_tokenizer_with_another_place_for_cls_is_refused():
@@ -216,17 +225,17 @@ def test_two_streams_count_keys_and_values_once():
 
 @pytest.mark.exhaustive
 def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
-    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
-    store_tokenizer(with_layout(tokenizer, Layout(cls_last=True)), tmp_path / "xlnet")
-    corpus = build_small_corpus(tmp_path, tmp_path / "xlnet", rows="full_sentences")
-    config = small_config(corpus)
-    with config.unlocked():
-        sizes = {"hidden_size": 32, "num_layers": 3, "num_heads": 2, "intermediate_size": 48}
-        config.model = {"architecture": "xlnet"} | sizes
-        config.mesh = {"data": 2, "fsdp": 2, "tensor": 2}
-        config.next_sentence, config.objective = False, "permutation"
-        config.masking.keep_fraction = 1.0
-        config.masking.mask_fraction = config.masking.random_fraction = 0.0
+    """From text, as the commands in `configs/pretrain/xlnet_base.py` do."""
+    (tmp_path / "text.txt").write_text(random_text(20))
+    vocabulary = tmp_path / "xlnet.json"
+    vocabulary.write_bytes(train_vocabulary([str(tmp_path / "text.txt")], "xlnet", 60, False, 1))
+    corpus = build_small_corpus(tmp_path, vocabulary, rows="full_sentences")
+    config = xlnet_base.get_config("runlocal")
+    sizes = {"hidden_size": 32, "num_layers": 3, "num_heads": 2, "intermediate_size": 48}
+    config.model.update(sizes)
+    config.mesh.update({"data": 2, "fsdp": 2, "tensor": 2})
+    config.update({"corpus": str(corpus), "num_steps": 6, "checkpoint_every": 2})
+    config.lock()
     pretrain.train_and_evaluate(config, tmp_path / "pretrained")
     with stopped_after_save(pretrain):
         pretrain.train_and_evaluate(config, tmp_path / "resumed")
@@ -235,7 +244,11 @@ def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
     assert_trees_equal(resumed, whole)
     model = bert_jax.load(tmp_path / "pretrained")
     save_huggingface(str(tmp_path / "lm"), model.params, model.settings, model.tokenizer)
-    assert bert_jax.load(tmp_path / "lm").fill_mask("the [MASK]") == model.fill_mask("the [MASK]")
+    exported = bert_jax.load(tmp_path / "lm")
+    assert exported.fill_mask("the <mask>") == model.fill_mask("the <mask>")
+    text = "a <mask> river <eop> of thé town"
+    assert exported.tokens(text).tokens == model.tokens(text).tokens
+    assert exported.tokens(text).tokens[-2:] == ["<sep>", "<cls>"]
     assert np.isfinite(model.score("the river a town").log_likelihood)
     maps = model.attention("the river a town the river a town the river").probabilities
     assert maps.shape[0] == 3 and np.abs(maps.sum(-1) - 1).max() < 1e-5

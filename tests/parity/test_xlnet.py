@@ -193,6 +193,23 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(head_class, 
     assert_gradients_equal(model, gradients, config, head)
 
 
+def test_rows_of_700_tokens_equal_transformers():
+    """As many as `model_max_length` states; rows of more than 512 are read by blocks."""
+    model = random_model("Model", 1)
+    values = json.loads(model.config.to_json_string(use_diff=False)) | {"model_max_length": 700}
+    config = config_from_huggingface(values)
+    assert config.max_position_embeddings == 700
+    tensors = {name: value.numpy() for name, value in model.state_dict().items()}
+    params, _ = params_from_huggingface(tensors, config, None)
+    tokens = np.random.default_rng(0).integers(9, config.vocab_size, (1, 700)).astype(np.int32)
+    rows = {"tokens": tokens, "sequence_bounds": np.array([[[0, 700, 700]]], np.int32)}
+    batch = rows | unpack_rows(rows, pools_last(config))
+    states = jax.jit(Encoder(config).apply)({"params": params["encoder"]}, batch)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens).long(), token_type_ids=torch.zeros(1, 700).long())
+    assert np.max(np.abs(states - expected.last_hidden_state.numpy())) < TOLERANCE
+
+
 # With `perm_mask`, a left-to-right model of transformers fails on batches of more than one row.
 BIDIRECTIONAL = [seed for seed, own in enumerate(OPTIONS) if own.get("attn_type") != "uni"]
 
