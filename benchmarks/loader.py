@@ -6,11 +6,14 @@ Assumes 64 chips that each train on 192 rows of 512 tokens per second, or 1,000 
 A host reads all blocks, shuffles them, and takes its share of each batch, as in training. Prints
 the rows per second of all hosts' batches and the ratio to the need; then the same where each read
 of a block takes 50 ms longer, as on a bucket. The targets are 3 and 1. Without --corpus, uses
-synthetic ones with Zipf-distributed ids, which compress about as well as text.
+synthetic ones with Zipf-distributed ids, which compress about as well as text. Then measures a
+mixture of two corpora and one of them in turns: the median of the ratios is to be at least 0.95.
 """
 
 import hashlib
 import os
+import shutil
+import statistics
 import tempfile
 import time
 
@@ -21,6 +24,7 @@ from absl import app, flags
 from bert_corpus import writing
 from bert_jax.data.batches import local_batches
 from bert_jax.data.packing import row_dtype
+from bert_jax.data.row_stream import RowStream
 from bert_jax.data.rows import FORMAT_VERSION, Rows
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, tokenizer_from_bytes
 
@@ -29,6 +33,7 @@ SECONDS = flags.DEFINE_integer("seconds", 10, "Duration of each measurement.")
 CHIPS, HOSTS, ROWS_PER_CHIP = 64, 16, 64
 NEEDED = {128: 1000 * CHIPS, 512: 192 * CHIPS}  # rows per second
 NUM_SHARDS, SHARD_ROWS = 64, 8192
+REPEATS = 5  # of one corpus and a mixture, in turns
 
 
 def write_synthetic_corpus(directory: str, length: int) -> None:
@@ -64,7 +69,7 @@ class SlowRows(Rows):
         return super()._read_block(block)
 
 
-def rows_per_second(rows: Rows) -> float:
+def rows_per_second(rows: Rows | RowStream) -> float:
     """Returns the rate of global batches, of which a host copies its share to a device."""
     batch_size = CHIPS * ROWS_PER_CHIP
     share = batch_size // HOSTS
@@ -75,6 +80,16 @@ def rows_per_second(rows: Rows) -> float:
         jax.block_until_ready(jax.device_put(next(batches)))
         count += 1
     return count * batch_size / seconds
+
+
+def mixture_ratio(directory: str, other: str) -> float:
+    """Returns the rate of a mixture relative to that of one corpus: the median of five pairs."""
+    ratios = []
+    for _ in range(REPEATS):
+        one = rows_per_second(Rows(directory, "train", shuffle_seed=0))
+        corpora = [Rows(each, "train", shuffle_seed=0) for each in (directory, other)]
+        ratios.append(rows_per_second(RowStream(corpora, (0.7, 0.3), (0, 0))) / one)
+    return statistics.median(ratios)
 
 
 def main(argv: list[str]) -> None:
@@ -96,6 +111,11 @@ def main(argv: list[str]) -> None:
                     f"{rate / NEEDED[length]:.1f} times the need of {NEEDED[length]:,}",
                     flush=True,
                 )
+            other = f"{scratch}/other"
+            shutil.copytree(directory, other)
+            ratio = mixture_ratio(directory, other)
+            shutil.rmtree(other)
+            print(f"a mixture of two such corpora: {ratio:.2f} times the rows/s of one", flush=True)
 
 
 if __name__ == "__main__":

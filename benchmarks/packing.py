@@ -64,7 +64,8 @@ def heldout_loss(corpus: pathlib.Path, workdir: pathlib.Path) -> float:
     setup = setup_pretraining(config, [phase], source.tokenizer, source_settings=source.settings)
     objective = setup.phases[0].objective
     eval_step = make_eval_step(setup.model, setup.mesh, objective, seed=0)
-    batches = heldout_batches(phase.heldout, batch_sharding(setup.mesh), config.eval_batch_size)
+    (rows,) = phase.heldout.values()
+    batches = heldout_batches(rows, batch_sharding(setup.mesh), config.eval_batch_size)
     scores = evaluate(objective, eval_step, source.params, batches, lambda limited: None)
     return scores["mlm_loss"]
 

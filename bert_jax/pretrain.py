@@ -156,11 +156,15 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     def evaluate_after(step: int, params: dict) -> dict[str, float]:
         """Writes and returns the scores on the held-out rows of the phase that has `step`."""
         index = next(index for index, phase in enumerate(phases) if step <= phase.stop)
-        batches = heldout_batches(
-            phases[index].heldout, sharding, config.eval_batch_size, config.max_eval_batches
-        )
-        beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
-        scores = evaluate(setup.phases[index].objective, eval_steps[index], params, batches, beat)
+        objective, by_source = setup.phases[index].objective, {}
+        for source, rows in phases[index].heldout.items():
+            batches = heldout_batches(
+                rows, sharding, config.eval_batch_size, config.max_eval_batches
+            )
+            beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
+            by_source[source] = evaluate(objective, eval_steps[index], params, batches, beat)
+        scores = metrics.mean_over_sources(by_source, phases[index].stream.weights)
+        scores |= perplexities(objective, scores)
         writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
         return scores
 
@@ -254,8 +258,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     # The result of the run: the scores on the held-out rows of the last phase. The unigram baseline
     # is always computed on all of these rows, the scores on at most `max_eval_batches`.
     result = evaluate_after(num_steps, state.params)
-    counts = phases[-1].heldout.count_tokens()
-    result |= metrics.unigram_baseline(counts, tokenizer.special_ids)
+    baselines = {
+        source: metrics.unigram_baseline(rows.count_tokens(), tokenizer.special_ids)
+        for source, rows in phases[-1].heldout.items()
+    }
+    result |= metrics.mean_over_sources(baselines, phases[-1].stream.weights)
     result |= {"steps": num_steps, "seconds": timer.seconds()}
     timer.log()
     if is_main:
@@ -336,17 +343,26 @@ def read_unreported(settings: dict) -> list[dict]:
 def evaluate(
     objective: Objective, eval_step: Callable, params: dict, batches: Iterable, beat: Callable
 ) -> dict[str, float]:
-    """Returns losses (nats), perplexity and accuracies over `batches`; calls `beat` before each."""
+    """Returns losses (nats) and accuracies over `batches`; calls `beat` before each."""
     sums = []
     for index, rows in enumerate(batches):
         beat(limited=index > 0)  # The first one may compile.
         # `float` waits for the batch. Batches do not depend on each other: devices could otherwise
         # run several at once, in different orders, and their collectives would deadlock.
         sums.append(jax.tree.map(float, eval_step(params, rows)))
-    scores = mean_metrics(jax.tree.map(lambda *values: sum(values), *sums))
-    if objective.main_loss not in scores:  # A distilled model may lack a masked-LM head.
-        return scores
-    return scores | {"perplexity": metrics.perplexity(scores[objective.main_loss])}
+    return mean_metrics(jax.tree.map(lambda *values: sum(values), *sums))
+
+
+def perplexities(objective: Objective, scores: dict[str, float]) -> dict[str, float]:
+    """Returns the perplexity of each main loss: the mean's, and with several sources, of each.
+
+    A distilled model may lack the head of the main loss.
+    """
+    return {
+        name.replace(objective.main_loss, "perplexity"): metrics.perplexity(loss)
+        for name, loss in scores.items()
+        if name.partition("/")[0] == objective.main_loss
+    }
 
 
 if __name__ == "__main__":

@@ -159,12 +159,12 @@ def later_rows_longer_than_the_model(inputs):
 def mixture_of_two_vocabularies(inputs):
     write_vocabulary(inputs.path("vocab.txt"), [*WORDS, "zebra"])
     inputs.build(output="other", max_sequences=4)
-    inputs.train(mixture=((str(inputs.path("other")), 0.5),))
+    inputs.train(corpus=f"{inputs.path('corpus')},{inputs.path('other')}")
 
 
 def mixture_of_two_lengths(inputs):
     inputs.build(output="other", max_seq_length=32)
-    inputs.train(mixture=((str(inputs.path("other")), 0.5),))
+    inputs.train(corpus=f"{inputs.path('corpus')},{inputs.path('other')}")
 
 
 def phases_with_different_seeds(inputs):
@@ -448,10 +448,16 @@ BAD_FIELDS = [
         {"later_phases__phase_3__model__max_position_embeddings": 600},
         "config.later_phases.phase_3.model changes encoder/embeddings/position_embedding",
     ),
-    ({"mixture": (("books", 0.0),)}, "config.mixture=(('books', 0.0),): expected pairs"),
-    ({"mixture": (("books", float("nan")),)}, "weight, more than 0"),
-    ({"mixture": ("books",)}, "got 'books'"),
-    ({"later_phases__phase_3__mixture": (("a", -1),)}, "config.later_phases.phase_3.mixture="),
+    (
+        {"corpus": "a:0.5,books:0"},
+        "config.corpus=a:0.5,books:0: the weight of books is 0; expected",
+    ),
+    ({"corpus": "a:0.5,books:nan"}, "the weight of books is nan; expected a number above 0"),
+    ({"corpus": "a:0.5,gs://books"}, "gs://books has no weight; give one to each directory, or"),
+    ({"corpus": "a,b,a"}, "a is there twice; add up its weights"),
+    ({"corpus": "a,b,"}, "expected DIR, DIR:WEIGHT,DIR:WEIGHT or DIR,DIR, got ''"),
+    ({"corpus": "a:1,b:2", "corpus_temperature": 3.0}, "corpus_temperature=3.0 has no effect on"),
+    ({"corpus": "a,b", "corpus_temperature": 0.0}, "corpus_temperature=0.0"),
     ({"model__hidden_size": 100}, "hidden_size"),
     ({"init_optimizer": True}, "init_from"),
     ({"model__size": None}, "config.model.size"),

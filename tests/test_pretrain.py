@@ -4,6 +4,7 @@ import functools
 import importlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -26,6 +27,7 @@ from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
+from bert_jax.data.row_stream import source_names
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import mean_metrics
 from bert_jax.objectives.masked_lm import (
@@ -349,7 +351,26 @@ def test_evaluation_takes_at_most_max_eval_batches(corpus, tmp_path, monkeypatch
 
     monkeypatch.setattr(pretrain, "evaluate", evaluate)
     pretrain.train_and_evaluate(config, tmp_path)
-    assert evaluated_ids == [[*range(8)]] and open_phases(config)[0].heldout.num_rows > 8
+    (heldout,) = open_phases(config)[0].heldout.values()
+    assert evaluated_ids == [[*range(8)]] and heldout.num_rows > 8
+
+
+def test_held_out_rows_of_each_corpus_of_a_mixture_are_evaluated(corpus, tmp_path):
+    """Each one's scores equal those of a run on it alone; the overall ones are means by weight."""
+    other = build_small_corpus(tmp_path, num_documents=30)
+    steps = {"num_steps": 1, "warmup_steps": 0, "eval_every": 0, "learning_rate": 1e-9}
+    mixed, *alone = (
+        pretrain.train_and_evaluate(small_config(each, **steps), tmp_path / str(index))
+        for index, each in enumerate((f"{corpus}:3,{other}:1", corpus, other))
+    )
+    names = source_names([str(corpus), str(other)])
+    for score in ("mlm_loss", "nsp_accuracy", "unigram_entropy"):
+        first, second = (result[score] for result in alone)
+        assert mixed[score] == pytest.approx(0.75 * first + 0.25 * second, rel=1e-5)
+    for score in ("mlm_loss", "perplexity", "unigram_entropy"):
+        expected = [result[score] for result in alone]
+        assert [mixed[f"{score}/{name}"] for name in names] == pytest.approx(expected, rel=1e-5)
+    assert mixed["perplexity"] == pytest.approx(math.exp(mixed["mlm_loss"]))
 
 
 def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):

@@ -33,12 +33,12 @@ def recipe(corpus, *later_phases, **fields):
 
 
 @pytest.fixture(scope="module")
-def phases(long_corpus, tmp_path_factory):
+def phases(corpus, long_corpus, tmp_path_factory):
     """The second phase and the third, in which the learning rate decays."""
     other = build_small_corpus(tmp_path_factory.mktemp("other"), num_documents=30)
-    mixture = ((str(other), 0.5),)
+    mixture = f"{corpus}:1,{other}:0.5"
     return (
-        {"num_steps": 2, "batch_size": 16, "masking.rate": 0.15, "mixture": mixture},
+        {"num_steps": 2, "batch_size": 16, "masking.rate": 0.15, "corpus": mixture},
         {"num_steps": 3, "corpus": str(long_corpus), "masking.rate": 0.05}
         | {"model.global_rope_base": 40_000.0, "model.max_position_embeddings": 128},
     )

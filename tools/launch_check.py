@@ -44,9 +44,8 @@ def check_paths(config: ConfigDict) -> None:
         paths.append((f"{prefix}.teacher", run.teacher))
     else:
         for name, phase in phase_configs(config).items():
-            corpus, *others = corpus_weights(name, phase)
-            paths.append((f"{prefix_of(name)}corpus", corpus))
-            paths += [(f"{prefix_of(name)}mixture", path) for path in others]
+            weights = corpus_weights(name, phase) if phase.corpus else ()
+            paths += [(f"{prefix_of(name)}corpus", path) for path in weights]
         paths.append(("config.distillation.teacher", config.distillation.teacher))
     paths.append((f"{prefix}.init_from", run.init_from))
     for name, path in paths:

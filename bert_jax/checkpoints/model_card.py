@@ -8,6 +8,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from bert_jax.checkpoints.parameters import row_length, trained_length
 from bert_jax.configs.pretrain.fields import phases_of
+from bert_jax.data.row_stream import parse_mixture
 from bert_jax.model.heads import find_head
 
 # Kind of a model without a task's head -> (the hub's name of the task, what loads the model).
@@ -128,8 +129,10 @@ def _eval_results(
 def _dataset(split: str, settings: Mapping) -> str:
     """Returns a name of the data: of its file without the folders, which are a machine's own."""
     data = settings.get("data") or {}
-    corpus = [settings, *_pretraining_phases(settings)][-1].get("corpus")  # Scores are of the last.
-    source = data.get(split) or data.get("name") or data.get("directory") or corpus
+    source = data.get(split) or data.get("name") or data.get("directory")
+    last = [settings, *_pretraining_phases(settings)][-1]  # Whose scores they are.
+    if not source and last.get("corpus"):
+        return _corpus_name(last)
     return pathlib.Path(source or settings.get("task") or split).name
 
 
@@ -142,9 +145,10 @@ def _training(settings: Mapping) -> list[str]:
         for name in _LISTED
         if name not in replaced and settings.get(name) not in (None, "")
     }
-    for name in ("init_from", "corpus"):
-        if name in values:
-            values[name] = pathlib.Path(values[name]).name
+    if "init_from" in values:
+        values["init_from"] = pathlib.Path(values["init_from"]).name
+    if "corpus" in values:
+        values["corpus"] = _corpus_name(values)
     if length := trained_length(settings):
         values["trained on inputs of at most"] = f"{length} tokens"
     return [*phases, *(f"{name}: {value}" for name, value in values.items())]
@@ -158,19 +162,33 @@ def _phases(settings: Mapping) -> list[str]:
     ):
         length = row_length(corpus["splits"]["train"])
         others, weights = corpus.get("mixture", ()), corpus.get("weights", (1.0,))
-        directories = [part["corpus"], *(directory for directory, _ in part["mixture"])]
         rows = " + ".join(
             f"{pathlib.Path(directory).name}: {each['splits']['train']['rows']:,} rows of {length} "
-            f"tokens{f' (weight {weight:g})' if others else ''}"
-            for directory, each, weight in zip(directories, (corpus, *others), weights, strict=True)
+            f"tokens{f' ({weight / sum(weights):.3g} of all)' if others else ''}"
+            for directory, each, weight in zip(
+                _directories(part), (corpus, *others), weights, strict=True
+            )
         )
         lines.append(f"{rows}, {part['num_steps']:,} steps of {part['batch_size']:,} rows")
     return lines
 
 
+def _directories(phase: Mapping) -> list[str]:
+    """Returns the directories of the corpora of a phase.
+
+    In earlier versions `corpus` was one directory, and `mixture` had pairs of others and weights.
+    """
+    return [*parse_mixture(phase["corpus"]), *(other for other, _ in phase.get("mixture") or ())]
+
+
+def _corpus_name(phase: Mapping) -> str:
+    """Returns the names of the corpora of a phase, without the folders that they are in."""
+    return " + ".join(pathlib.Path(directory).name for directory in _directories(phase))
+
+
 def _pretraining_phases(settings: Mapping) -> list[dict]:
     """Returns the corpora, steps and batch size of each phase of pre-training with steps."""
-    phases, values = [], {"mixture": ()}
+    phases, values = [], {}
     for group in phases_of(settings).values():
         if group.get("num_steps") and (group.get("corpus") or phases):
             # What a later phase does not set is as in the phase before.

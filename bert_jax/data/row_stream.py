@@ -4,11 +4,56 @@ Which corpus row i comes from, and which of its rows it is, is a function of i a
 at any step, on any number of hosts.
 """
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from bert_jax.data.rows import Rows
+
+
+def parse_mixture(text: str) -> dict[str, float | None]:
+    """Returns the weight of each directory of a mixture: "wiki:0.7,books:0.3", or without weights.
+
+    The weights of "wiki,books" are None. Raises ValueError for a repeated or empty directory, for a
+    weight that is not a number above 0, and where only some have a weight.
+    """
+    weights = {}
+    for part in text.split(","):
+        directory, _, number = part.rpartition(":")
+        try:
+            weight = float(number)
+        except ValueError:  # A colon of the path, as in gs://, or none.
+            directory, weight = part, None
+        if not directory:
+            raise ValueError(f"expected DIR, DIR:WEIGHT,DIR:WEIGHT or DIR,DIR, got {part!r}")
+        if weight is not None and not 0 < weight < math.inf:
+            raise ValueError(f"the weight of {directory} is {number}; expected a number above 0")
+        if directory in weights:
+            raise ValueError(f"{directory} is there twice; add up its weights")
+        weights[directory] = weight
+    without = [directory for directory, weight in weights.items() if weight is None]
+    if 0 < len(without) < len(weights):
+        raise ValueError(f"{without[0]} has no weight; give one to each directory, or to none")
+    return weights
+
+
+def weights_by_size(num_rows: Iterable[int], temperature: float) -> list[float]:
+    """Returns the weights of corpora of `num_rows` rows: num_rows ** (1 / temperature).
+
+    At 1 each has as many rows in the mixture as it has on disk. At a higher temperature small
+    corpora weigh more: Lample and Conneau (2019), section 3.1, whose alpha is 1 / temperature.
+    """
+    return [float(count) ** (1 / temperature) for count in num_rows]
+
+
+def source_names(directories: Iterable[str]) -> list[str]:
+    """Returns a name of each corpus of a mixture: its path without the folders that all share."""
+    paths = [directory.rstrip("/").split("/") for directory in directories]
+    folders = zip(*(path[:-1] for path in paths), strict=False)
+    shared = len([*itertools.takewhile(lambda names: len({*names}) == 1, folders)])
+    return ["/".join(path[shared:]) for path in paths]
 
 
 class RowStream:
@@ -28,7 +73,7 @@ class RowStream:
         """`first_rows` are the positions in the corpora's own streams at which this one begins."""
         self.corpora, self.weights, self.first_rows = corpora, weights, first_rows
         # The share of each corpus in the rows that the corpora before it leave; of the last: 1.
-        self._shares = [weight / sum(weights[n:]) for n, weight in enumerate(weights)]
+        self._shares_of_rest = [weight / sum(weights[n:]) for n, weight in enumerate(weights)]
 
     @property
     def shuffle_seed(self) -> int | None:
@@ -37,7 +82,7 @@ class RowStream:
     def rows_of_each(self, num_rows: int | np.ndarray) -> np.ndarray:
         """Returns how many of the first `num_rows` rows each corpus has: int64 [corpora, ...]."""
         counts, left = [], np.asarray(num_rows, np.int64)
-        for share in self._shares:
+        for share in self._shares_of_rest:
             counts.append(np.floor(left * share).astype(np.int64))
             left = left - counts[-1]
         return np.stack(counts)

@@ -51,7 +51,7 @@ def find_branch(config: ConfigDict, settings: dict) -> pathlib.Path:
     for name, own_rows, other_rows in corpora:
         if own_rows != other_rows:
             raise ValueError(
-                f"{where}: {prefix_of(name)}corpus, or its mixture, has other rows than in that "
+                f"{where}: {prefix_of(name)}corpus has other rows, or weights, than in that "
                 f"run: the rows before step {step} must be the same"
             )
     ignored = may_change(config).union(may_change(run), MAY_DIFFER_AFTER_BRANCH, ["corpora"])

@@ -48,8 +48,10 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
             warned.add(rows.directory)
             for warning in warnings:
                 logging.warning("%s: %s", rows.directory, warning)
-        if limit and limit < phase.heldout.num_rows:
-            logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
+        for name, rows in phase.heldout.items() if limit else ():
+            if limit < rows.num_rows:
+                total = rows.num_rows
+                logging.info("Evaluating on at most %d of %d rows of %s", limit, total, name)
     if jax.default_backend() != "cpu":
         return
     num_cores = len(os.sched_getaffinity(0))  # The cores that this process may use.

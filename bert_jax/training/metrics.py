@@ -5,7 +5,7 @@ import math
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -152,6 +152,23 @@ def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[s
         "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         "unigram_accuracy": float(shares.max()),
     }
+
+
+def mean_over_sources(
+    by_source: Mapping[str, Mapping[str, float]], weights: Sequence[float]
+) -> dict[str, float]:
+    """Returns the mean of each score over the corpora of a mixture, by their `weights`.
+
+    With several corpora, each one's own scores follow, such as "mlm_loss/books".
+    """
+    if len(by_source) == 1:
+        return dict(*by_source.values())
+    means, own = {}, {}
+    for (source, scores), weight in zip(by_source.items(), weights, strict=True):
+        for name, score in scores.items():
+            means[name] = means.get(name, 0.0) + score * weight / sum(weights)
+            own[f"{name}/{source}"] = score
+    return means | own
 
 
 def timed(items: Iterable, waits: list[float]) -> Iterator:

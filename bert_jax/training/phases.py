@@ -23,11 +23,11 @@ from bert_jax.configs.pretrain.fields import (
     phases_of,
 )
 from bert_jax.data.features import ONE_SEGMENT
-from bert_jax.data.row_stream import RowStream
+from bert_jax.data.row_stream import RowStream, parse_mixture, source_names, weights_by_size
 from bert_jax.data.rows import Rows, manifest_checksum
 from bert_jax.objectives import Objective, find_objective
 from bert_jax.runtime import config_fields
-from bert_jax.runtime.config_fields import POSITIVE, Bounds, check_bounds
+from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.optimizer import make_schedule, make_stable_schedule
 
@@ -39,7 +39,8 @@ class Phase:
     Attributes:
       train: the rows to train on, of a mixture those of the first corpus. To compile a step, only
         their `max_seq_length` and `max_sequences` are needed.
-      heldout: the rows to evaluate on; None if the step is only compiled.
+      heldout: the rows to evaluate on, by the name of their corpus (`source_names`); None if the
+        step is only compiled.
       start, stop: the steps `[start, stop)` of the run.
       batch_size: rows per step, over all devices.
       max_predictions: maximum number of targets in a row.
@@ -49,7 +50,7 @@ class Phase:
     """
 
     train: Rows
-    heldout: Rows | None
+    heldout: dict[str, Rows] | None
     start: int
     stop: int
     batch_size: int
@@ -90,8 +91,6 @@ def phase_configs(config: ConfigDict) -> dict[str, ConfigDict]:
             values = config_fields.flatten(own)
             for each in ("learning_rate", "warmup_steps"):
                 del values[each]
-            if own.corpus is not None and own.mixture is None:
-                values["mixture"] = ()
             given = {field: value for field, value in values.items() if value is not None}
             previous.update_from_flattened_dict(given)
         configs[name] = previous
@@ -109,15 +108,19 @@ def open_phases(config: ConfigDict) -> list[Phase]:
     objective_class = find_objective(config.objective)
     for name, phase_config in phase_configs(config).items():
         check_has_corpus(name, phase_config)
-        weights = corpus_weights(name, phase_config)
-        corpora = [open_rows(directory) for directory in weights]
+        given = corpus_weights(name, phase_config)
+        corpora = [open_rows(directory) for directory in given]
         for rows in corpora:
             check_rows(name, phase_config, rows, corpora[0])
+        weights = list(given.values())
+        if None in weights:
+            temperature = phase_config.corpus_temperature or 1.0
+            weights = weights_by_size([rows.num_rows for rows in corpora], temperature)
         contents = [manifest_checksum(rows.manifest) for rows in corpora]
         # The long phase begins its corpora, as it always has: runs of earlier versions resume.
         first_rows = [0 if name == "long_phase" else rows_read[each] for each in contents]
-        stream = RowStream(corpora, list(weights.values()), first_rows)
-        heldout = open_heldout(phase_config.corpus)
+        stream = RowStream(corpora, weights, first_rows)
+        heldout = dict(zip(source_names(given), map(open_heldout, given), strict=True))
         start = phases[-1].stop if phases else 0
         phase = plan_phase(phase_config, objective_class, name, corpora[0], heldout, start)
         phases.append(dataclasses.replace(phase, stream=stream))
@@ -132,7 +135,7 @@ def plan_phase(
     objective_class: type[Objective],
     name: str,
     rows,
-    heldout: Rows | None,
+    heldout: dict[str, Rows] | None,
     start: int,
 ) -> Phase:
     """Returns the phase `name`, which begins at step `start`; `config` is of `phase_configs`."""
@@ -159,22 +162,21 @@ def prefix_of(name: str) -> str:
     return f"config.{name}." if name else "config."
 
 
-def corpus_weights(name: str, config: ConfigDict) -> dict[str, float]:
+def corpus_weights(name: str, config: ConfigDict) -> dict[str, float | None]:
     """Returns the weight of each corpus of the phase `name`, whose own `config` this is.
 
-    Raises ValueError for a mixture that is not pairs of other directories and positive weights.
+    Without weights they are None, and follow from the sizes. Raises ValueError as `parse_mixture`
+    does, and for a temperature beside weights.
     """
-    weights = {config.corpus: 1.0}
-    for pair in config.mixture:
-        is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)
-        is_number = is_pair and isinstance(pair[1], int | float)
-        if not is_number or not POSITIVE.contain(pair[1]) or pair[0] in weights:
-            prefix = prefix_of(name)
-            raise ValueError(
-                f"{prefix}mixture={config.mixture}: expected pairs of another directory and its "
-                f'weight, more than 0, such as (("corpus/books", 0.5),), got {pair!r}'
-            )
-        weights[pair[0]] = float(pair[1])
+    try:
+        weights = parse_mixture(config.corpus)
+    except ValueError as error:
+        raise ValueError(f"{prefix_of(name)}corpus={config.corpus}: {error}") from None
+    if config.corpus_temperature is not None and None not in weights.values():
+        raise ValueError(
+            f"config.corpus_temperature={config.corpus_temperature} has no effect on "
+            f"{prefix_of(name)}corpus={config.corpus}, which has weights: leave out one of them"
+        )
     return weights
 
 

@@ -228,11 +228,8 @@ def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.P
     then, now = saved.get(name), settings.get(name)
     if name == "corpora" and then and now:
         paths = " or ".join(filter(None, map(settings.get, ("corpus", "long_phase.corpus"))))
-        sizes = [
-            " and ".join(f"{corpus['splits']['train']['rows']:,}" for corpus in corpora)
-            for corpora in (then, now)
-        ]
-        changed = "is another corpus, or was built again"
+        sizes = [" and ".join(map(_describe_rows, corpora)) for corpora in (then, now)]
+        changed = "is another corpus or mixture, or was built again"
         return f"{paths} {changed}: {sizes[0]} rows for training in {path}, {sizes[1]} now"
     part, _, field = name.partition(".")
     if part == "contents" and then and now:
@@ -240,6 +237,15 @@ def _describe_difference(name: str, saved: dict, settings: dict, path: pathlib.P
         source = f"config.{flags[0]}={settings[flags[0]]}" if flags else field
         return f"{source} has changed: the hash of its contents is {then} in {path}, {now} now"
     return f"{then!r} in {path}, {now!r} now"
+
+
+def _describe_rows(corpus: dict) -> str:
+    """Returns the number of rows of a phase's corpus, or of each corpus and weight of a mixture."""
+    counts = [each["splits"]["train"]["rows"] for each in (corpus, *corpus.get("mixture", ()))]
+    if len(counts) == 1:
+        return f"{counts[0]:,}"
+    parts = zip(counts, corpus["weights"], strict=True)
+    return " + ".join(f"{count:,} of weight {weight:g}" for count, weight in parts)
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:

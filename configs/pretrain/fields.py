@@ -31,12 +31,7 @@ ROPE_BASES = {
 # phase. None: as in the phase before, unless said otherwise. Those of paths and of running may
 # change when a run is resumed, like the tables below.
 PHASE_PATHS = {
-    "corpus": Field(None, "Directory of its corpus.", kind=str),
-    "mixture": Field(
-        None,
-        "Further corpora and their weights. None: as in the phase before; with a corpus, none.",
-        kind=tuple,
-    ),
+    "corpus": Field(None, "Directory of its corpus, or a mixture.", kind=str),
 }
 PHASE_TRAINING = {
     "num_steps": Field(0, "Updates; 0: the phase is skipped.", AT_LEAST_0),
@@ -82,14 +77,12 @@ def with_prefix(prefix: str, fields: Mapping[str, Field]) -> dict[str, Field]:
 # Paths. They may change when a run is resumed: their contents are compared instead, and of
 # `branch_from`, which is not read again, the step.
 PATHS = {
-    "corpus": Field("", "Directory written by tools/prepare_corpus.py, with rows of 128 tokens."),
-    "mixture": Field(
-        (),
-        'Further corpora whose rows are mixed in, and their weights, such as (("books", 0.5),); '
-        "`corpus` has weight 1. Only its held-out rows are evaluated.",
+    "corpus": Field(
+        "",
+        "Directory written by tools/prepare_corpus.py, with rows of 128 tokens; or a mixture of "
+        "several by weight, such as wiki:0.7,books:0.3, or by size: wiki,books.",
     ),
-    "long_phase.corpus": Field("", "Directory of a corpus with longer rows."),
-    "long_phase.mixture": Field(None, "Its further corpora and their weights.", kind=tuple),
+    "long_phase.corpus": Field("", "Directory of a corpus with longer rows, or a mixture."),
     "init_from": Field(
         "",
         "Weights to start from: a workdir, a checkpoint, or a directory of Hugging Face or of "
@@ -111,6 +104,13 @@ PATHS = {
 # What is trained, and how. A run is resumed only with the same values.
 TRAINING = {
     "seed": Field(0, "Of initial values, order of the rows, masking and dropout.", AT_LEAST_0),
+    "corpus_temperature": Field(
+        None,
+        "Of mixtures by size: a corpus weighs (its number of rows) ** (1 / temperature), so that a "
+        "higher one favors small corpora (3.3 in XLM-R). None: 1.",
+        POSITIVE,
+        kind=float,
+    ),
     "num_steps": Field(900_000, "Updates in the first phase; 0 skips it.", AT_LEAST_0),
     "batch_size": Field(256, "Rows per update, over all devices.", AT_LEAST_1),
     "objective": Field(
@@ -365,6 +365,8 @@ KNOWN = MODERNBERT | DEBERTA | FIELDS | OPTIONAL | GENERATOR
 
 # Those that may differ when a run is resumed.
 MAY_CHANGE = (PATHS.keys() - {"branch_from"}) | RUNNING.keys()
+# Of earlier versions, in which `corpus` was a single directory: the others of a mixture.
+FORMER_PATHS = frozenset({"mixture"})
 
 
 def make_later_phases(*phases: Mapping[str, object]) -> ConfigDict:
@@ -409,10 +411,11 @@ def may_change(config: ConfigDict) -> set[str]:
 
     A checkpoint has the model config of the phase that wrote it.
     """
-    names = set(MAY_CHANGE)
+    names = MAY_CHANGE | FORMER_PATHS
     for name, phase in phases_of(config).items():
         if name:
             names |= with_prefix(name, PHASE_PATHS | PHASE_RUNNING).keys()
+            names |= {f"{name}.{field}" for field in FORMER_PATHS}
             given = [field for field, value in phase.model.items() if value is not None]
             names |= {f"architecture.{field}" for field in given}
     return names

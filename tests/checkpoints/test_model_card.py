@@ -120,7 +120,25 @@ def test_card_lists_each_phase_and_the_scores_are_the_last_ones():
     assert score.dataset_name == "wiki512"
 
 
-def test_card_lists_the_corpora_of_a_mixture_with_their_weights():
+def test_card_lists_the_corpora_of_a_mixture_with_their_shares():
+    mixed = corpus_of(5000, 128, 0.9) | {
+        "mixture": [corpus_of(700, 128, 0.9)],
+        "weights": [3.0, 1.0],
+    }
+    settings = {
+        "corpus": "/home/me/wiki:3,gs://bucket/books:1",
+        "num_steps": 90,
+        "batch_size": 16,
+        "corpora": [mixed],
+    }
+    written = text(["mlm"], **settings)
+    parts = "wiki: 5,000 rows of 128 tokens (0.75 of all) + books: 700 rows of 128 tokens (0.25 of"
+    assert f"- {parts} all), 90 steps of 16 rows\n" in written
+    (score,) = card(["mlm"], {"perplexity": 4.5, "perplexity/books": 5}, **settings).eval_results
+    assert score.dataset_name == "wiki + books" and score.metric_value == 4.5
+
+
+def test_card_of_an_earlier_version_lists_the_corpora_of_a_mixture():
     mixed = corpus_of(5000, 128, 0.9) | {
         "mixture": [corpus_of(700, 128, 0.9)],
         "weights": [1.0, 0.5],
@@ -138,7 +156,8 @@ def test_card_lists_the_corpora_of_a_mixture_with_their_weights():
     }
     written = text(["mlm"], **settings)
     both = (
-        "- wiki: 5,000 rows of 128 tokens (weight 1) + books: 700 rows of 128 tokens (weight 0.5)"
+        "- wiki: 5,000 rows of 128 tokens (0.667 of all) + books: 700 rows of 128 tokens (0.333 of "
+        "all)"
     )
     assert f"{both}, 90 steps of 16 rows\n{both}, 10 steps of 32 rows\n" in written
     assert "\n- wiki: 5,000 rows of 128 tokens, 5 steps of 32 rows\n" in written

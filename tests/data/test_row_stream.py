@@ -5,7 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from bert_jax.data.row_stream import RowStream
+from bert_jax.data.batches import local_batches
+from bert_jax.data.row_stream import RowStream, parse_mixture, source_names, weights_by_size
 
 
 def corpus(name: int):
@@ -53,3 +54,41 @@ def test_any_part_is_that_part_of_the_whole_and_has_each_corpus_by_its_weight(we
         expected = np.arange(1, 1001) * weight / sum(weights)
         assert np.abs(counts - expected).max() < 2
         np.testing.assert_array_equal(rows.rows_of_each(np.arange(1, 1001))[name], counts)
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+def test_batches_do_not_depend_on_the_number_of_hosts_or_on_a_resume(num_hosts):
+    rows, batch_size = stream(0.7, 0.2, 0.1, first_rows=[3, 0, 5]), 16
+    whole = rows.read(0, 6 * batch_size)["tokens"].reshape(6, batch_size, 2)
+    size = batch_size // num_hosts
+    for first_step in (0, 4):
+        hosts = [
+            local_batches(rows, [(host * size, (host + 1) * size)], batch_size, first_step, 6)
+            for host in range(num_hosts)
+        ]
+        for expected, *parts in zip(whole[first_step:], *hosts, strict=True):
+            found = np.concatenate([part["tokens"] for part in parts])
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_shares_of_a_mixture_in_100_000_rows():
+    """Issued by weight, not drawn: within one row of each share, where 3 sigma of draws are 400."""
+    weights = np.array([0.5, 0.3, 0.15, 0.05])
+    counts = stream(*weights).rows_of_each(100_000)
+    assert counts.sum() == 100_000 and np.abs(counts - 100_000 * weights).max() <= 1
+
+
+def test_mixtures_are_read_from_text():
+    assert parse_mixture("gs://b/c") == {"gs://b/c": None}
+    assert parse_mixture("gs://b/c:0.7,d:2e-1") == {"gs://b/c": 0.7, "d": 0.2}
+    assert source_names(["a"]) == ["a"]
+    assert source_names(["/x/corpus/de/128", "/x/corpus/fr/128/"]) == ["de/128", "fr/128"]
+    assert source_names(["corpus", "corpus/sub"]) == ["corpus", "corpus/sub"]
+
+
+def test_weights_by_size_favor_small_corpora_at_a_temperature():
+    assert weights_by_size([900, 100], 1.0) == [900, 100]
+    # XLM-R's alpha of 0.3, from its formula in float64.
+    expected = np.array([0.9, 0.1]) ** 0.3
+    found = np.array(weights_by_size([900, 100], 1 / 0.3))
+    np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-12)

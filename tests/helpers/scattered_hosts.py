@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bert_jax.data.batches import heldout_batches, pretrain_batches
+from bert_jax.data.row_stream import RowStream
 from bert_jax.data.rows import Rows
 from bert_jax.runtime import distributed
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
@@ -46,7 +47,9 @@ def main():
     )
     mesh = make_mesh(devices=[jax.devices()[index] for index in (0, 2, 1, 3)])
     sharding = batch_sharding(mesh)
-    train, heldout = Rows(args.corpus, "train", shuffle_seed=0), Rows(args.corpus, "heldout")
+    heldout = Rows(args.corpus, "heldout")
+    mixed = [Rows(args.corpus, split, shuffle_seed=0) for split in ("train", "heldout")]
+    train = RowStream(mixed, weights=(0.7, 0.3), first_rows=(0, 0))
     compared = 0
     for step, batch in enumerate(pretrain_batches(train, sharding, BATCH, 0, 2)):
         compared += check(batch, train.read(step * BATCH, (step + 1) * BATCH))

@@ -63,10 +63,10 @@ def test_flags_of_the_job_are_checked():
             ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
             ({"config.init_from": "runs/b"}, "--config.init_from=runs/b: expected a directory"),
             (
-                {"config.mixture": "(('runs/b', 0.5), ('/gcs/d', 0.5))"},
-                "--config.mixture=runs/b: expected a directory below /gcs",
+                {"config.corpus": "/gcs/d:0.5,runs/b:0.5"},
+                "--config.corpus=runs/b: expected a directory below /gcs",
             ),
-            ({"config.mixture": "(('/gcs/d',),)"}, "expected pairs of another directory and its"),
+            ({"config.corpus": "/gcs/d:0.5,/gcs/b"}, "/gcs/b has no weight; give one to each"),
             ({"workdir": "gs://b/a"}, "--workdir=gs://b/a: expected a directory below /gcs, where"),
             ({"config.corpus": ""}, "steps on short rows: set config.corpus=DIR, or"),
             ({"config.long_phase.corpus": ""}, "on long rows: set config.long_phase.corpus=DIR"),

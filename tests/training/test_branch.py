@@ -70,7 +70,7 @@ def test_runs_with_the_same_steps_so_far_may_branch_off(later, fields, tmp_path)
         ),
         (LATER, {"num_steps": 5}, {}, r"differ in config\.num_steps: it is 5 here, and 3 there"),
         (LATER, {"warmup_steps": 1}, {}, r"differ in config\.warmup_steps: it is 1 here, and 2"),
-        (LATER, {"corpus": "b"}, {}, r"config\.corpus, or its mixture, has other rows"),
+        (LATER, {"corpus": "b"}, {}, r"config\.corpus has other rows, or weights"),
         (LATER, {"seed": 1}, {}, r"other settings:\n  seed: 0 in .*, 1 now"),
         (LATER, {"weight_decay": 0.1}, {}, r"weight_decay: 0\.01 in .*, 0\.1 now"),
     ],

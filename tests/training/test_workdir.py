@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import text_classification
 from bert_jax.configs.pretrain import bert_base, fields
+from bert_jax.configs.pretrain.fields import make_later_phases
 from bert_jax.finetuning import finetune_fields
 from bert_jax.runtime.config_fields import flatten
 from bert_jax.training.workdir import check_settings, claim_workdir, how_to_train_further
@@ -39,8 +40,9 @@ def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
         check_settings(tmp_path, pretraining)
 
 
-def corpora(rows: int) -> list:
-    return [{"splits": {"train": {"rows": rows}}}]
+def corpora(rows: int, *mixture: dict, weights=()) -> list:
+    mixed = {"mixture": list(mixture), "weights": list(weights)} if mixture else {}
+    return [{"splits": {"train": {"rows": rows}}} | mixed]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,12 @@ def corpora(rows: int) -> list:
         (
             {"corpora": corpora(1000)},
             {"corpora": corpora(2000), "corpus": "wiki"},
-            r"corpora: wiki is another corpus, or was built again: 1,000 rows .*, 2,000 now",
+            r"corpora: wiki is another corpus or mixture, or was .*: 1,000 rows .*, 2,000 now",
+        ),
+        (
+            {"corpora": corpora(1000)},
+            {"corpora": corpora(1000, *corpora(10), weights=(3, 0.5)), "corpus": "wiki:3,books:.5"},
+            r": 1,000 rows for .*, 1,000 of weight 3 \+ 10 of weight 0.5 now",
         ),
         ({"seed": 1}, {"seed": 2}, r"seed: 1 in .*, 2 now"),
     ],
@@ -110,6 +117,21 @@ def test_a_run_is_resumed_with_another_value_only_of_a_field_that_may_change(
     for name in ("seed", "learning_rate", "batch_size", "model.dropout_rate", "optimizer"):
         with pytest.raises(ValueError, match=rf"  {name}: .*, 'another' now"):
             check_settings(tmp_path, settings | {name: "another"}, may_change)
+
+
+def test_a_run_of_an_earlier_version_resumes_with_its_mixture(tmp_path):
+    """It has the weights of further corpora in fields that are gone; the contents are compared."""
+    contents = json.loads(json.dumps(corpora(1000, *corpora(10), weights=(1.0, 0.5))))
+    config = bert_base.get_config().unlock()
+    config.later_phases = make_later_phases({"num_steps": 1})
+    saved = json.loads(config.to_json())
+    saved |= {"corpus": "wiki", "mixture": [["books", 0.5]], "corpora": contents}
+    saved["later_phases"]["phase_3"]["mixture"] = [["books", 0.5]]
+    (tmp_path / "result.json").write_text('{"diverged": 3}')
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    config.corpus = "wiki:1,books:0.5"
+    settings = flatten(ConfigDict(json.loads(config.to_json()))) | {"corpora": contents}
+    check_settings(tmp_path, settings, fields.may_change(config))
 
 
 @pytest.mark.parametrize(("saved", "now"), [("", "a/checkpoints/5"), ("a/checkpoints/5", "")])
