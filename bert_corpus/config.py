@@ -47,6 +47,7 @@ class CorpusConfig:
     sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
     language: str = "en"  # for the sentence splitter, ISO 639-1
     block_rows: int = 256  # rows per record
+    repeat: str = ""  # "GLOB:N,...": inputs whose training documents are used N times
     num_shards: int = 0  # of the train split; 0 chooses by the size of the input
     data_dir: str = ""  # directory of prepared TFDS datasets; "" means TFDS's default
     text_field: str = "text"  # of JSON lines, Parquet and TFDS

@@ -43,6 +43,7 @@ class Source(NamedTuple):
       text_field: of JSON lines, Parquet and TFDS.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
       head: a hash of the first bytes; together with the size, it identifies copies of a file.
+      repeats: the number of times that each of its training documents is used.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Source(NamedTuple):
     text_field: str = "text"
     data_dir: str = ""
     head: str = ""
+    repeats: int = 1
 
 
 class Unit(NamedTuple):
@@ -110,6 +112,32 @@ def find_inputs(
             for source in inputs
         ]
     return inputs
+
+
+def repeat_inputs(sources: Sequence[Source], repeat: str) -> list[Source]:
+    """Returns the sources with their repeats, from "GLOB:N,..." ("" repeats none).
+
+    Raises ValueError for another form, for a glob that matches no source, and for a source that two
+    match.
+    """
+    sources = list(sources)
+    for part in filter(None, repeat.split(",")):
+        pattern, _, number = part.rpartition(":")
+        if not pattern or not number.isdecimal() or int(number) < 2:
+            raise ValueError(
+                f"--repeat={repeat}: {part!r} is not FILE:N or GLOB:N, with an N of 2 or more"
+            )
+        glob = pattern if "://" in pattern else os.path.normpath(os.path.expanduser(pattern))
+        matches = [n for n, each in enumerate(sources) if fnmatch.fnmatchcase(each.path, glob)]
+        if not matches:
+            raise ValueError(
+                f"--repeat={repeat}: {pattern} matches no input; the first is {sources[0].path}"
+            )
+        for n in matches:
+            if sources[n].repeats > 1:
+                raise ValueError(f"--repeat={repeat}: {sources[n].path} matches twice")
+            sources[n] = sources[n]._replace(repeats=int(number))
+    return sources
 
 
 def _find_files(pattern: str) -> list[Source]:

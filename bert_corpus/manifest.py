@@ -132,7 +132,8 @@ def _advise(
             f"the median document has {median} sentence{'s' * (median > 1)}: the blank lines look "
             f"like those between paragraphs, not documents; {fix}"
         )
-    num_tokens = train["text_tokens"] - train["dropped"].get("duplicate_tokens", 0)
+    num_tokens = train["text_tokens"] + train["repeated_tokens"]
+    num_tokens -= train["dropped"].get("duplicate_tokens", 0)
     truncated = train["dropped"].get("truncated_tokens", 0) / (config.dupe_factor * num_tokens)
     if truncated > max(MAX_TRUNCATED, TRUNCATED_PER_ROW / config.max_seq_length):
         warnings.append(
@@ -274,6 +275,7 @@ def _describe_split(
         "rows": rows,
         "blocks": sum(math.ceil(shard["rows"] / config.block_rows) for shard in shards),
         "text_tokens": count["text_tokens"],
+        "repeated_tokens": count["repeated_tokens"],
         "copied_tokens": count["copied_tokens"],
         "special_tokens": count["special_tokens"],
         "tokens": tokens,

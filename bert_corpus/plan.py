@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from bert_corpus import writing
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.encoding import Encoder
-from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
+from bert_corpus.inputs import Source, Unit, find_inputs, repeat_inputs, split_into_units
 from bert_corpus.manifest import BUILD_VERSION, make_manifest
 from bert_corpus.steps import Part, Report, find_heldout_limit, make_rows, tokenize_unit
 from bert_jax.data.rows import FORMAT_VERSION, manifest_checksum
@@ -47,9 +47,8 @@ class Plan:
                 "--rows=full_sentences (or document_sentences, single_segments)"
             )
         self.tokenizer, self.encoder, self.config = tokenizer, Encoder(tokenizer), config
-        self.sources: list[Source] = find_inputs(
-            inputs, config.text_field, config.data_dir, config.documents
-        )
+        sources = find_inputs(inputs, config.text_field, config.data_dir, config.documents)
+        self.sources: list[Source] = repeat_inputs(sources, config.repeat)
         self.units: list[list[Unit]] = split_into_units(self.sources)
         self.heldout_limit = find_heldout_limit(self.units, self.encoder, config)
         num_bytes = sum(source.size for source in self.sources)

@@ -56,6 +56,7 @@ class Part(NamedTuple):
         this part; equal for the parts of copies.
       sentences: token ids of `typecode`; Python integers take 20 times the memory.
       typecode: of their arrays, "H" (uint16) or "I" (uint32).
+      repeats: the number of times that it is used for training.
     """
 
     document: int
@@ -63,6 +64,7 @@ class Part(NamedTuple):
     digest: bytes
     sentences: list[bytes]
     typecode: str = "H"
+    repeats: int = 1
 
     def ids(self) -> list[array]:
         """Returns the token ids of each sentence."""
@@ -215,8 +217,12 @@ def tokenize_unit(
     """
     itemsize = array(encoder.typecode).itemsize
     document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
-    documents = (read_documents(unit, report.skipped) for unit in units)
-    for document, later_words in count_later_words(chain.from_iterable(documents), config):
+    documents = (
+        (unit.source.repeats, *each)
+        for unit in units
+        for each in count_later_words(read_documents(unit, report.skipped), config)
+    )
+    for repeats, document, later_words in documents:
         if document.continues and is_dropped:
             continue
         texts = _split(document, config, report.skipped)
@@ -259,7 +265,7 @@ def tokenize_unit(
         for ids in sentences:
             pieces += cut_sentence(ids, config.max_seq_length, itemsize)
         for sentences in cut_into_parts(pieces, max_part_tokens(config), itemsize):
-            part = Part(document_number, part_number, digest, sentences, encoder.typecode)
+            part = Part(document_number, part_number, digest, sentences, encoder.typecode, repeats)
             count["text_tokens"] += part.num_tokens()
             part_number += 1
             yield _shard_of(part, shards[split], config), part
@@ -306,6 +312,10 @@ def make_rows(
     `parts` are in the order of the input, `index` is the shard's in its split.
     """
     parts = _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report)
+    if split == "train":  # Held-out documents are never repeated.
+        repeated = [part for part in parts for _ in range(part.repeats - 1)]
+        report.count(split)["repeated_tokens"] += sum(part.num_tokens() for part in repeated)
+        parts += repeated
     group_tokens = GROUP_TOKENS * max_part_tokens(config) // MAX_PART_TOKENS
     num_groups = max(1, sum(part.num_tokens() for part in parts) // group_tokens)
     rng = random.Random(f"{config.seed}/{split}/{index}")

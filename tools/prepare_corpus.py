@@ -153,6 +153,12 @@ flags.DEFINE_integer(
     "Number of shards of the train split; 0 chooses up to 2,048 by the size of the input. A worker "
     "holds the tokens of a shard in memory.",
 )
+flags.DEFINE_string(
+    "repeat",
+    DEFAULT.repeat,
+    "FILE:N or GLOB:N, several separated by commas: the documents of these inputs are used N times "
+    "for training, such as good prose among web pages.",
+)
 flags.DEFINE_string("text_field", DEFAULT.text_field, "Field of JSON, Parquet and TFDS to read.")
 flags.DEFINE_bool(
     "drop_duplicates",

@@ -1,3 +1,4 @@
+import collections
 import contextlib
 import hashlib
 import itertools
@@ -174,6 +175,41 @@ def test_held_out_documents_are_not_duplicated(tmp_path, text):
     ]
     heldout, train = ([m["splits"][s]["pairs"] for m in manifests] for s in ("heldout", "train"))
     assert heldout[0] == heldout[1] and train[1] > 2 * train[0]
+
+
+def test_documents_of_a_repeated_file_are_in_the_rows_n_times_and_held_out_ones_once(tmp_path):
+    """Each document is one word, twice, so that it can be counted in the rows."""
+    words = WORDS[:40]
+    for name, part in (("a.txt", words[:20]), ("b.txt", words[20:])):
+        (tmp_path / name).write_text("\n\n".join(f"{word} {word}" for word in part))
+    config = corpus_config(rows="document_sentences", repeat=f"{tmp_path}/b*:3", num_shards=2)
+    inputs = f"{tmp_path}/a.txt,{tmp_path}/b.txt"
+    build_corpus(inputs, TOKENIZER, tmp_path / "out", config, num_processes=1)
+    for split, expected in (("train", {2, 6}), ("heldout", {2})):
+        rows = Rows(tmp_path / "out", split)
+        counts = collections.Counter(rows.read(0, rows.num_rows)["tokens"].ravel().tolist())
+        found = {word: counts[len(SPECIAL) + n] for n, word in enumerate(words)}
+        assert set(found.values()) - {0} == expected
+        if split == "train":
+            assert {found[word] for word in words[:20]} <= {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("repeat", "message"),
+    [
+        ("b.txt", "'b.txt' is not FILE:N or GLOB:N, with an N of 2 or more"),
+        ("b.txt:1", "'b.txt:1' is not FILE:N"),
+        ("b.txt:1.5", "'b.txt:1.5' is not FILE:N"),
+        (":3", "':3' is not FILE:N"),
+        ("c.txt:3", "c.txt matches no input; the first is "),
+        ("*/b.txt:3,*:2", "b.txt matches twice"),
+    ],
+)
+def test_a_wrong_repeat_is_refused(tmp_path, repeat, message):
+    (tmp_path / "b.txt").write_text(random_text(10))
+    config = corpus_config(repeat=repeat)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build_corpus(str(tmp_path / "b.txt"), TOKENIZER, tmp_path / "out", config)
 
 
 def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):

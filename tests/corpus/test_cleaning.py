@@ -30,18 +30,19 @@ def build(directory, text, name="corpus", **settings):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("dupe_factor", [1, 3])
-def test_every_token_is_in_the_rows_or_counted_as_dropped(tmp_path, rows, dupe_factor):
+@pytest.mark.parametrize(("dupe_factor", "repeat"), [(1, ""), (3, ""), (2, "*/text.txt:3")])
+def test_every_token_is_in_the_rows_or_counted_as_dropped(tmp_path, rows, dupe_factor, repeat):
     text = random_text(40) + "\nthe river .\n\n" + random_text(12) + "\n" + "old stone " * 400
-    settings = {"rows": rows, "dupe_factor": dupe_factor, "max_seq_length": 32}
+    settings = {"rows": rows, "dupe_factor": dupe_factor, "max_seq_length": 32, "repeat": repeat}
     manifest, _ = build(tmp_path, text, heldout_fraction=0.2, **settings)
+    assert bool(repeat) == (manifest["splits"]["train"]["repeated_tokens"] > 0)
     for name, split in manifest["splits"].items():
         dropped, passes = (
             collections.Counter(split["dropped"]),
             dupe_factor if name == "train" else 1,
         )
-        tokens_in = (split["text_tokens"] - dropped["duplicate_tokens"]) * passes
-        tokens_in += split["copied_tokens"]
+        tokens_in = split["text_tokens"] - dropped["duplicate_tokens"] + split["repeated_tokens"]
+        tokens_in = tokens_in * passes + split["copied_tokens"]
         tokens_out = split["tokens"] - split["special_tokens"]
         assert tokens_in == (
             tokens_out + dropped["truncated_tokens"] + dropped["tokens_without_pairs"]
