@@ -4,7 +4,6 @@ Which corpus row i comes from, and which of its rows it is, is a function of i a
 at any step, on any number of hosts.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -49,11 +48,16 @@ def weights_by_size(num_rows: Iterable[int], temperature: float) -> list[float]:
 
 
 def source_names(directories: Iterable[str]) -> list[str]:
-    """Returns a name of each corpus of a mixture: its path without the folders that all share."""
+    """Returns a name of each corpus of a mixture: its path without what all paths share.
+
+    Of corpus/de/128 and corpus/fr/128 these are "de" and "fr".
+    """
     paths = [directory.rstrip("/").split("/") for directory in directories]
-    folders = zip(*(path[:-1] for path in paths), strict=False)
-    shared = len([*itertools.takewhile(lambda names: len({*names}) == 1, folders)])
-    return ["/".join(path[shared:]) for path in paths]
+    for index in (0, -1):
+        while len({path[index] for path in paths}) == 1 and min(map(len, paths)) > 1:
+            for path in paths:
+                del path[index]
+    return ["/".join(path) for path in paths]
 
 
 class RowStream:

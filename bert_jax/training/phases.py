@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -218,7 +219,10 @@ def check_rows(name: str, config: ConfigDict, rows: Rows, first: Rows) -> None:
 
 
 def check_same_documents(phases: list[Phase]) -> None:
-    """Raises ValueError if the corpora differ in vocabulary or in the documents they hold out."""
+    """Raises ValueError if the corpora differ in vocabulary, or hold out others of their documents.
+
+    Corpora of the same inputs, such as those of short and long rows, hold out the same documents.
+    """
     first = phases[0].train
     for rows in itertools.chain(*(phase.corpora for phase in phases)):
         both = f"{first.source} and {rows.source}"
@@ -231,12 +235,19 @@ def check_same_documents(phases: list[Phase]) -> None:
                     f"{both} differ in {name}: build both with the same, so that the run trains "
                     "on no held-out document"
                 )
-        # The share of held-out documents also depends on filters and rows, in small corpora.
-        if first.manifest.get("heldout_share") != rows.manifest.get("heldout_share"):
+        # In small corpora the share of held-out documents also depends on filters and rows.
+        same_share = first.manifest.get("heldout_share") == rows.manifest.get("heldout_share")
+        if not same_share and inputs_of(first) & inputs_of(rows):
             raise ValueError(
                 f"{both} hold out different documents, because the corpora are small: build both "
                 "with a larger heldout_fraction"
             )
+
+
+def inputs_of(rows: Rows) -> set[tuple[str, int]]:
+    """Returns the name and size of each input that the corpus of `rows` was built from."""
+    inputs = rows.manifest["config"]["inputs"]
+    return {(pathlib.PurePath(each["path"]).name, each["bytes"]) for each in inputs}
 
 
 def check_special_tokens(tokenizer: Tokenizer, model_config) -> None:

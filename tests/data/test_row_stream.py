@@ -82,7 +82,8 @@ def test_mixtures_are_read_from_text():
     assert parse_mixture("gs://b/c") == {"gs://b/c": None}
     assert parse_mixture("gs://b/c:0.7,d:2e-1") == {"gs://b/c": 0.7, "d": 0.2}
     assert source_names(["a"]) == ["a"]
-    assert source_names(["/x/corpus/de/128", "/x/corpus/fr/128/"]) == ["de/128", "fr/128"]
+    assert source_names(["/x/corpus/de/128", "/x/corpus/fr/128/"]) == ["de", "fr"]
+    assert source_names(["x/wiki/a", "x/books/a/b"]) == ["wiki/a", "books/a/b"]
     assert source_names(["corpus", "corpus/sub"]) == ["corpus", "corpus/sub"]
 
 

@@ -227,6 +227,24 @@ def test_phases_mix_corpora_and_each_is_read_on(corpus, tmp_path):
     np.testing.assert_array_equal(rows[::2], expected[1])
 
 
+def test_small_corpora_are_mixed_unless_they_hold_out_other_documents_of_one_input(tmp_path):
+    """The fraction of documents that is held out is raised until there is one."""
+    kinds = {"a": {"num_documents": 8}, "b": {"num_documents": 5}}
+    kinds["of a"] = {"num_documents": 8, "min_words": 100}
+    built = {
+        name: build_small_corpus(tmp_path / name, heldout_fraction=0.001, **settings)
+        for name, settings in kinds.items()
+    }
+    shares = [Rows(each).manifest["heldout_share"] for each in built.values()]
+    assert shares[0] not in shares[1:]
+    config = tiny_config(num_steps=4, batch_size=8, corpus=f"{built['a']},{built['b']}")
+    config.long_phase.num_steps = 0
+    assert len(open_phases(config)[0].heldout) == 2
+    config.corpus = f"{built['a']},{built['of a']}"
+    with pytest.raises(ValueError, match="hold out different documents, because the corpora are s"):
+        open_phases(config)
+
+
 def test_later_phases_are_flags_and_unknown_names_are_refused(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
