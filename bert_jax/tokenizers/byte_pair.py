@@ -81,9 +81,13 @@ def byte_level_of(spec: Mapping) -> dict | None:
 
 
 def is_roberta(spec: Mapping) -> bool:
-    """Returns whether a spec is what transformers' RobertaTokenizer makes of any vocabulary."""
+    """Returns whether a spec is what transformers' RobertaTokenizer makes of any vocabulary.
+
+    It ignores `ignore_merges`, by which the words of `new_words` are found.
+    """
     pre_tokenizer = spec["pre_tokenizer"]["type"]
-    return pre_tokenizer == "ByteLevel" and not spec["normalizer"]
+    is_merged = not spec["model"].get("ignore_merges")
+    return pre_tokenizer == "ByteLevel" and not spec["normalizer"] and is_merged
 
 
 def check_byte_level(spec: Mapping, path: pathlib.Path) -> None:

@@ -302,7 +302,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model alone, which contains its normalization. "▁" begins a word."""
 
     def __init__(self, content: bytes, source: str):
-        self._content, self.sha256 = content, hashlib.sha256(content).hexdigest()
+        self.content, self.sha256 = content, hashlib.sha256(content).hexdigest()
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         except RuntimeError as error:
@@ -322,10 +322,10 @@ class SentencePieceTokenizer(Tokenizer):
         self._continuing = sentencepiece.SentencePieceProcessor(model_proto=content)
 
     def __reduce__(self):  # Library objects are not sent to worker processes.
-        return type(self), (self._content, SENTENCEPIECE_FILENAME)
+        return type(self), (self.content, SENTENCEPIECE_FILENAME)
 
     def files(self) -> dict[str, bytes]:
-        return stored_files(SENTENCEPIECE_FILENAME, self._content, SpecialTokens(), self.layout)
+        return stored_files(SENTENCEPIECE_FILENAME, self.content, SpecialTokens(), self.layout)
 
     def _begins_word(self, piece: str) -> bool:
         return piece.startswith(unigram.SPACE)
@@ -350,6 +350,10 @@ class SentencePieceTokenizer(Tokenizer):
 
     def piece_text(self, token_id: int) -> str:
         return self._pieces[token_id].removeprefix(unigram.SPACE)
+
+    def normalize(self, text: str) -> str:
+        """Returns the text of which the model finds pieces, with "▁" for its spaces."""
+        return self._processor.normalize(text)
 
 
 def _is_blank(text: str, index: int) -> bool:
@@ -390,7 +394,7 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
         named = "" if path.is_dir() else path.name
         if named and not path.exists():
             raise FileNotFoundError(f"no vocabulary at {path}: there is no such file")
-        return _of_library(read_directory(directory, lower_case, named))
+        return of_library(read_directory(directory, lower_case, named))
     names = (VOCABULARY_FILENAME, *legacy.JSON_FILENAMES, SENTENCEPIECE_FILENAME)
     if path.is_dir():
         path = next((path / name for name in names if (path / name).exists()), path)
@@ -474,8 +478,8 @@ def tokenizer_from_bytes(
     if filename.endswith(".json"):
         values = parse_json(content, filename)
         read = legacy.read_json_file if "special_tokens" in values else read_alone
-        return _of_library(read(values, filename, lower_case))
-    return _of_library(read_vocabulary(content, filename, lower_case))
+        return of_library(read(values, filename, lower_case))
+    return of_library(read_vocabulary(content, filename, lower_case))
 
 
 def read_stored(directory: pathlib.Path) -> Tokenizer:
@@ -500,9 +504,10 @@ def read_stored(directory: pathlib.Path) -> Tokenizer:
         )
     if path.name == SENTENCEPIECE_FILENAME:
         return SentencePieceTokenizer(content, str(path))
-    return _of_library(read_tokenizer_json(content, special_tokens, layout, path))
+    return of_library(read_tokenizer_json(content, special_tokens, layout, path))
 
 
-def _of_library(stored: StoredTokenizer) -> LibraryTokenizer:
+def of_library(stored: StoredTokenizer) -> LibraryTokenizer:
+    """Returns the tokenizer of the library's model."""
     classes = {"WordPiece": WordPieceTokenizer, "BPE": BytePairTokenizer}
     return classes.get(stored.kind, UnigramTokenizer)(stored)

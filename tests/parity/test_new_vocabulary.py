@@ -1,0 +1,93 @@
+"""Extended models, exported, against transformers' resize_token_embeddings and tokenizers."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.tools.convert_checkpoint import convert
+from bert_jax.tools.extend_vocab import extend_vocab
+from tests.helpers.models import write_torch_model
+from tests.helpers.tokenizers import NEW_WORDS, random_texts, write_tokenizer
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+NUM_TEXTS = 10_000
+ROBERTA = {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+IDS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id"), 1)
+MODERNBERT = IDS | {"sep_token_id": 2, "max_position_embeddings": 64, "tie_word_embeddings": False}
+CASES = {
+    "BertForMaskedLM": ("wordpiece", {}),
+    "DistilBertForMaskedLM": ("cased wordpiece with added tokens", {}),
+    "ElectraForMaskedLM": ("wordpiece", {"embedding_size": 16}),
+    "RobertaForMaskedLM": ("bpe", ROBERTA),
+    "ModernBertForMaskedLM": ("bpe with added tokens", MODERNBERT),
+    "AlbertForMaskedLM": ("albert", {"embedding_size": 16}),
+    "DebertaV2ForMaskedLM": ("deberta", {"legacy": True}),
+}
+
+
+@pytest.mark.parametrize("class_name", CASES)
+def test_an_exported_model_equals_a_resized_one(class_name, tmp_path, capsys):
+    kind, settings = CASES[class_name]
+    source = tmp_path / "source"
+    tokenizer = write_tokenizer(kind, tmp_path / "tokenizer")
+    spare = 3  # rows that no token has
+    torch_model = write_torch_model(
+        source, class_name, vocab_size=tokenizer.vocab_size + spare, **settings
+    )
+    (source / "vocab.txt").unlink()  # Of `write_torch_model`.
+    for path in (tmp_path / "tokenizer").iterdir():
+        if path.name != "config.json":
+            shutil.copy(path, source)
+    tokenizer = bert_jax.load(source).tokenizer
+
+    words = [w for w in NEW_WORDS if is_usable(tokenizer, w)]
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    extend_vocab(str(source), str(tmp_path / "new"), words_path=str(tmp_path / "words.txt"))
+    extended = bert_jax.load(tmp_path / "new")
+    convert(tmp_path / "new", tmp_path / "exported", "huggingface")
+
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    texts = random_texts(NUM_TEXTS)
+    expected = theirs([*texts], add_special_tokens=False, verbose=False)["input_ids"]
+    actual = extended.tokenizer.encode_batch(texts)
+    wrong = [t for t, a, b in zip(texts, actual, expected, strict=True) if a != list(b)]
+    assert not wrong, f"{len(wrong)} of {NUM_TEXTS} differ, first: {wrong[0]!r}"
+
+    new = [extended.tokenizer.encode(f"x {word}")[-1] for word in words]
+    old = [tokenizer.encode(f"x {word}")[len(tokenizer.encode("x")) :] for word in words]
+    used = {index for ids in actual for index in ids}
+    assert len(used & {*new}) == len(new) == len({*new})
+    torch_model.resize_token_embeddings(extended.config.vocab_size, mean_resizing=False)
+    with torch.no_grad():
+        output = torch_model.get_output_embeddings()
+        tables = {torch_model.get_input_embeddings().weight, output.weight, output.bias}
+        for table in tables:
+            before = table.clone()
+            for index, pieces in zip(new, old, strict=True):
+                table[index] = before[pieces].mean(dim=0)
+    exported = getattr(transformers, class_name).from_pretrained(tmp_path / "exported").eval()
+    for model in (exported, torch_model):
+        assert model.get_input_embeddings().num_embeddings == extended.config.vocab_size
+    reference = torch_model.state_dict()
+    for name, value in exported.state_dict().items():
+        torch.testing.assert_close(value, reference[name], rtol=1e-6, atol=1e-7, msg=name)
+    ids = extended.tokens("x of a stent dlrs, the troponin")
+    row = torch.tensor([theirs("x of a stent dlrs, the troponin")["input_ids"]])
+    assert row[0].tolist() == [extended.tokenizer.token_to_id(t) for t in ids.tokens]
+    with torch.no_grad():
+        logits = torch_model(row).logits[0]
+        torch.testing.assert_close(exported(row).logits[0], logits, rtol=1e-5, atol=1e-5)
+    batch = extended.batch("x of a stent dlrs, the troponin")
+    our_logits = extended.module.apply({"params": extended.params}, batch)[0]
+    size = extended.config.vocab_size
+    np.testing.assert_allclose(np.asarray(our_logits)[0, :, :size], logits, rtol=1e-3, atol=2e-4)
+
+
+def is_usable(tokenizer, word: str) -> bool:
+    ids = tokenizer.encode(f"x {word}")[len(tokenizer.encode("x")) :]
+    is_word = tokenizer.stored.kind != "BPE" or word.isalpha()
+    return len(ids) > 1 and tokenizer.unk_id not in ids and is_word
