@@ -6,7 +6,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity keras-parity faults report-test manifest-test bucket-test beam-test lint lock clean
+.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity keras-parity faults report-test manifest-test bucket-test beam-test input-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -104,6 +104,14 @@ bucket-test: .venv/installed
 # Builds a corpus with Apache Beam on three runners, one of them a cluster of processes.
 beam-test: .venv/beam
 	$(BIN)/python -m pytest tests/corpus/test_beam.py
+
+# Reads HTML, and a data set with the library `datasets`; downloads both.
+input-test: .venv/input
+	$(BIN)/python -m pytest -rs tests/corpus/test_input_forms.py
+
+.venv/input: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[datasets,html]"
+	touch $@
 
 .venv/beam: .venv/installed
 	$(BIN)/pip install --quiet --editable ".[dataflow]" dask distributed

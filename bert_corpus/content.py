@@ -28,7 +28,6 @@ OTHER_KINDS = {
 }
 CONVERT = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
-FASTA_NAME = re.compile(r"\.(fasta|fa|fna|faa)(\.[a-z0-9]+)?$", re.IGNORECASE)
 # A header, then a line of one-letter codes. Quoted text would begin with "> ".
 FASTA_START = re.compile(rb">\S[^\n]*\n(?:[A-Z*-]{10,}|[a-z*-]{10,})\s")
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
@@ -39,9 +38,10 @@ OBJECT = re.compile(rb"\{\s*\"(?:[^\"\\]|\\.)*\"\s*:")
 def recognize(path: str, named: str, compression: str, head: bytes) -> str:
     """Returns the format of a file: `named`, or another one that its first bytes show.
 
-    `named` is the format ("text", "dump" or "jsonl") and `compression` the suffix of its name;
-    `head` holds up to `COMPRESSED_HEAD_BYTES` of the file. Further formats are "docs", the output
-    of WikiExtractor, and "json", an array, or objects that are not one per line.
+    `named` is the format that its name says and `compression` its suffix; `head` holds up to
+    `COMPRESSED_HEAD_BYTES` of the file. Further formats are "docs", the output of WikiExtractor,
+    and "json", an array, or objects that are not one per line. Text that begins as an HTML page is
+    one.
 
     Raises ValueError for a compression that the name does not show, and for content that is not
     text.
@@ -66,6 +66,13 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
             "iconv -f UTF-16 -t UTF-8"
         )
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if named == "fasta" and not start.startswith(b">"):
+        raise ValueError(
+            f"{path} begins with {start[:1].decode('latin-1')!r}; expected FASTA, whose sequences "
+            "follow headers that begin with '>'"
+        )
+    if named in ("fasta", "html", "markdown"):
+        return named
     first_line, _, rest = start.partition(b"\n")
     try:
         if is_docs(start.decode("latin-1")):
@@ -75,15 +82,15 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
     if named == "dump" or re.search(rb"<mediawiki\b", head):
         return "dump"
     if match := MARKUP_START.match(start):
-        kind = "XML" if match[1] == b"?xml" else "an HTML page"
+        is_page = match[1] != b"?xml" or re.search(rb"<html\b", head)
+        if is_page and named == "text":
+            return "html"
+        kind = "an HTML page" if is_page else "XML"
         raise ValueError(f"{path} is {kind}; expected UTF-8 text, JSON lines or a Wikipedia dump")
-    is_named_fasta = FASTA_NAME.search(path) and start.startswith(b">")
-    if named == "text" and (is_named_fasta or FASTA_START.match(start)):
-        raise ValueError(
-            f"{path} is FASTA, whose headers ('>') would become text; write only the sequences: "
-            'awk \'/^>/ {print ""; next} {printf "%s", $0}\' IN | fold -w 1000 > OUT.txt; then '
-            "train_vocab --kind=bpe, and prepare_corpus --documents=lines --rows=full_sentences"
-        )
+    if named == "text" and FASTA_START.match(start):
+        raise ValueError(f"{path} looks like FASTA, whose headers ('>') are no text: name it *.fa")
+    if named == "table":
+        return named
     if PRETTY_OBJECT.match(start) or ARRAY_OF_OBJECTS.match(start):
         return "json"
     if OBJECT.match(start):

@@ -1,7 +1,11 @@
 """Finds the inputs of a corpus, local or in a bucket, and splits them into units of work."""
 
 import fnmatch
+import glob
 import hashlib
+import importlib.util
+import itertools
+import json
 import math
 import os
 import re
@@ -12,6 +16,7 @@ import fsspec
 from absl import logging
 
 from bert_corpus.content import COMPRESSED_HEAD_BYTES, HEAD_BYTES, recognize
+from bert_corpus.hub import hub_size, is_hub_address
 from bert_jax.data.tfds import tfds_source
 
 UNIT_BYTES = 1 << 21  # of an input, read by one worker
@@ -21,29 +26,41 @@ MAX_UNITS = 1 << 11  # about; units of a large input are larger
 MAX_DECOMPRESSIONS = 16
 COMPRESSED = r"(?P<compression>\.(gz|bz2|zst|xz))?"
 # Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2. The index of a
-# multistream dump is not a text file. FASTA is text to `recognize`, which refuses it with advice.
+# multistream dump is not a text file.
 FORMATS = {
-    "text": r"(?!.*-multistream-index)([^.]+|.*\.(txt|text|fasta|fa|fna|faa))" + COMPRESSED,
+    "text": r"(?!.*-multistream-index)([^.]+|.*\.(txt|text))" + COMPRESSED,
     "dump": r".+\.xml(-p\d+p\d+[\w-]*)?" + COMPRESSED,
     "jsonl": r".+\.(jsonl|ndjson|json)" + COMPRESSED,
     "parquet": r".+\.parquet(?P<compression>)",
+    "arrow": r".+\.arrow(?P<compression>)",
+    "table": r".+\.(csv|tsv)" + COMPRESSED,
+    "fasta": r".+\.(fasta|fa|fna|faa)" + COMPRESSED,
+    "html": r".+\.html?" + COMPRESSED,
+    "markdown": r".+\.(md|markdown)" + COMPRESSED,
 }
+ONE_DOCUMENT = ("file", "html", "markdown")  # in each file
+SPLITTABLE = ("text", "lines", "docs", "jsonl", "fasta")  # unless they are compressed
+# Beside the Arrow files of a data set, or of its splits.
+SAVED_DATASET = ("state.json", "dataset_info.json", "dataset_dict.json")
+WITH_FIELDS = ("jsonl", "json", "table", "parquet", "arrow", "tfds", "hub")
 
 
 class Source(NamedTuple):
-    """One input: a file, local or in a bucket, or "tfds:NAME".
+    """One input: a file, local or in a bucket, "tfds:NAME" or "hf:NAME".
 
     Attributes:
       path: as given, or as found by a glob.
       size: in bytes.
       version: changes when the file is written again.
       format: "text", "lines" (text with a document per line), "file" (text that is one document),
-        "dump", "jsonl", "parquet" or "tfds"; or, as the first bytes show, "docs" (the output of
-        WikiExtractor) or "json" (an array, or objects that are not one per line).
-      text_field: of JSON lines, Parquet and TFDS.
+        "dump", "jsonl", "table" (CSV or TSV), "parquet", "arrow", "fasta", "html", "markdown",
+        "tfds" or "hub"; or, as the first bytes show, "docs" (the output of WikiExtractor) or "json"
+        (an array, or objects that are not one per line).
+      text_field: of formats `WITH_FIELDS`.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
       head: a hash of the first bytes; together with the size, it identifies copies of a file.
       repeats: the number of times that each of its training documents is used.
+      num_files: of a data set of the hub, each of which one worker reads.
     """
 
     path: str
@@ -54,6 +71,7 @@ class Source(NamedTuple):
     data_dir: str = ""
     head: str = ""
     repeats: int = 1
+    num_files: int = 1
 
 
 class Unit(NamedTuple):
@@ -78,10 +96,14 @@ def find_inputs(
     data_dir: str = "",
     documents: str = "blank_lines",
 ) -> list[Source]:
-    """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
+    """Returns the files that match globs (a list or a comma-separated string), "tfds:..." and
+    "hf:...".
 
-    `documents` says how text files are split into documents: at "blank_lines", or one document per
-    line ("lines") or file ("files").
+    A directory that `datasets.save_to_disk` wrote stands for its Arrow files. `text_field` names
+    the field of text, or has several names, separated by commas, each but one after a glob of
+    inputs, as in "*.csv:body,text"; the first glob that matches counts. `documents` says how text
+    files are split into documents: at "blank_lines", or one document per line ("lines") or file
+    ("files").
 
     Raises FileNotFoundError for no match, OSError for a bucket that cannot be read, ImportError
     without its library, and ValueError for an empty file, an unknown suffix or content that is no
@@ -92,13 +114,18 @@ def find_inputs(
     if not patterns:
         raise ValueError("--input is empty; pass files or globs")
     inputs = []
-    for pattern in patterns:
+    for pattern in itertools.chain.from_iterable(map(_files_of_saved_dataset, patterns)):
+        if is_hub_address(pattern):
+            size, version, num_files = hub_size(pattern)
+            inputs.append(Source(pattern, size, version, "hub", num_files=num_files))
+            continue
         if pattern.startswith("tfds:"):
             info = tfds_source(pattern, "train", data_dir).dataset_info
             size, version = info.splits["train"].num_bytes, str(info.version)
-            inputs.append(Source(pattern, size, version, "tfds", text_field, data_dir))
+            inputs.append(Source(pattern, size, version, "tfds", data_dir=data_dir))
             continue
-        inputs += [source._replace(text_field=text_field) for source in _find_files(pattern)]
+        inputs += _find_files(pattern)
+    inputs = _with_fields(inputs, text_field)
     if documents != "blank_lines":
         if not any(source.format == "text" for source in inputs):
             kinds = ", ".join(sorted({source.format for source in inputs}))
@@ -140,6 +167,59 @@ def repeat_inputs(sources: Sequence[Source], repeat: str) -> list[Source]:
     return sources
 
 
+def _with_fields(sources: list[Source], text_field: str) -> list[Source]:
+    """Returns sources with the field of each. Raises ValueError for a glob without a source."""
+    names = [name.rpartition(":") for name in text_field.split(",")]
+    defaults = [field for pattern, _, field in names if not pattern] or ["text"]
+    if len(defaults) > 1 or not all(field for *_, field in names):
+        raise ValueError(
+            f"--text_field={text_field}: expected a name, or GLOB:NAME for some of the inputs, "
+            "separated by commas, such as '*.csv:body,text'"
+        )
+    unused = {pattern for pattern, *_ in names if pattern}
+    found = []
+    for source in sources:
+        field, base = defaults[0], os.path.basename(source.path)
+        for pattern, _, name in names if source.format in WITH_FIELDS else ():
+            if pattern and any(fnmatch.fnmatchcase(each, pattern) for each in (source.path, base)):
+                unused.discard(pattern)
+                field = name
+                break
+        found.append(source._replace(text_field=field))
+    if unused:
+        raise ValueError(
+            f"--text_field: {', '.join(sorted(unused))} matches none of the inputs that have fields"
+        )
+    return found
+
+
+def _files_of_saved_dataset(pattern: str) -> list[str]:
+    """Returns the Arrow files of a directory of `datasets.save_to_disk`, or else the pattern.
+
+    Raises ValueError for a directory of several splits, or in which rows are only selected.
+    """
+    try:
+        if pattern.startswith("tfds:") or is_hub_address(pattern) or glob.has_magic(pattern):
+            return [pattern]
+        files, path = fsspec.core.url_to_fs(pattern)
+        found = {name: f"{path}/{name}" for name in SAVED_DATASET if files.isfile(f"{path}/{name}")}
+        values = {name: json.loads(files.cat(address)) for name, address in found.items()}
+    except Exception:
+        return [pattern]  # `_find_files` says what is wrong.
+    directory = pattern.rstrip("/")
+    if splits := values.get("dataset_dict.json", {}).get("splits"):
+        options = ", ".join(f"--input={directory}/{split}" for split in splits)
+        raise ValueError(f"{pattern} holds the splits of a data set: choose among {options}")
+    state = values.get("state.json", {})
+    if state.get("_indices_data_files"):
+        raise ValueError(
+            f"{pattern} holds rows and a selection of them, which is not read: save it again with "
+            "datasets.load_from_disk(DIR).flatten_indices().save_to_disk(NEW)"
+        )
+    names = [each["filename"] for each in state.get("_data_files", ())]
+    return [f"{directory}/{name}" for name in names] or [pattern]
+
+
 def _find_files(pattern: str) -> list[Source]:
     """Returns the files that match a glob, sorted, and logs how many are left out as hidden."""
     is_remote = "://" in pattern
@@ -175,6 +255,11 @@ def _find_files(pattern: str) -> list[Source]:
         named, compression = format_of(path)
         if size == 0:
             raise ValueError(f"{path} is empty; remove it from --input")
+        if os.path.basename(path) in SAVED_DATASET:
+            raise ValueError(
+                f"{path} belongs to a data set that `datasets.save_to_disk` wrote: give only its "
+                f"directory, --input={os.path.dirname(path) or '.'}"
+            )
         sources.append(Source(path, size, version, named))
         head_bytes.append(min(size, COMPRESSED_HEAD_BYTES.get(compression, HEAD_BYTES)))
     # At once, because each request to a bucket takes long.
@@ -206,14 +291,17 @@ def _recognized(source: Source, head: bytes | Exception) -> Source:
     if isinstance(head, Exception):
         raise OSError(f"cannot read {source.path}: {head}") from head
     source = source._replace(head=hashlib.blake2b(head, digest_size=8).hexdigest())
-    if source.format == "parquet":
+    if source.format in ("parquet", "arrow"):
         return source
     _, compression = format_of(source.path)
-    return source._replace(format=recognize(source.path, source.format, compression, head))
+    format = recognize(source.path, source.format, compression, head)
+    if format == "html" and not importlib.util.find_spec("trafilatura"):
+        raise ImportError(f"{source.path} is HTML: pip install 'bert_jax[html]', which reads it")
+    return source._replace(format=format)
 
 
 def format_of(path: str) -> tuple[str, str]:
-    """Returns the format ("text", "dump", "jsonl" or "parquet") and compression that a name says.
+    """Returns the format (a key of `FORMATS`) and the compression that a name says.
 
     The compression is the suffix, or "". Raises ValueError for an unknown suffix.
     """
@@ -222,8 +310,9 @@ def format_of(path: str) -> tuple[str, str]:
             return name, (match["compression"] or "").lower()
     raise ValueError(
         f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none), a Wikipedia "
-        "dump (.xml) or JSON lines (.jsonl, .ndjson, .json), all also as .gz, .bz2, .zst or .xz, "
-        "or .parquet; if it is text, such as a log, rename it to *.txt"
+        "dump (.xml), JSON lines (.jsonl, .ndjson, .json), a table (.csv, .tsv), pages (.html, "
+        ".htm, .md) or sequences (.fasta, .fa, .fna, .faa), all also as .gz, .bz2, .zst or .xz; or "
+        ".parquet or .arrow; if it is text, such as a log, rename it to *.txt"
     )
 
 
@@ -234,13 +323,15 @@ def split_into_units(sources: Sequence[Source]) -> list[list[Unit]]:
     """
     unit_bytes = max(UNIT_BYTES, sum(source.size for source in sources) // MAX_UNITS)
     num_compressed = sum(
-        not is_splittable(source) and source.format != "file" for source in sources
+        not is_splittable(source) and source.format not in ONE_DOCUMENT for source in sources
     )
     units, room = [], 0.0
     for source in sources:
         size, max_count = source.size, source.size
-        if source.format == "file":
+        if source.format in ONE_DOCUMENT:
             max_count = 1
+        elif source.format == "hub":
+            max_count = source.num_files
         elif not is_splittable(source):
             size, max_count = 4 * size, max(1, MAX_DECOMPRESSIONS // num_compressed)
         count = min(math.ceil(size / unit_bytes), max_count)
@@ -255,9 +346,9 @@ def split_into_units(sources: Sequence[Source]) -> list[list[Unit]]:
 
 def is_splittable(source: Source) -> bool:
     """Returns whether an input can be read from the middle."""
-    if source.format in ("parquet", "tfds"):
+    if source.format in ("parquet", "tfds", "hub"):
         return True
     _, compression = format_of(source.path)
     if source.format == "dump":
         return compression == ".bz2" and "-multistream" in os.path.basename(source.path)
-    return not compression and source.format not in ("json", "file")
+    return not compression and source.format in SPLITTABLE

@@ -23,7 +23,7 @@ TRUNCATED_PER_ROW = 16  # tokens; rows that are short on purpose lose a larger s
 MIN_HELDOUT = 100  # documents
 MAX_ACCENTED = 0.001  # of the pieces, where accents are stripped
 MIN_SENTENCES = 5  # of the median document, if blank lines separate documents
-MAX_LINES_WITHOUT_TEXT = 0.01  # of the lines of JSON, and of the rows of Parquet
+MAX_LINES_WITHOUT_TEXT = 0.01  # of the lines of JSON, and of the rows of tables
 
 
 def count_in_words(counts: dict[str, int]) -> str:
@@ -37,7 +37,7 @@ def check_skipped(skipped: Mapping[str, int], text_field: str) -> None:
     lines, without = skipped["lines"], skipped["lines_without_text"]
     if without > MAX_LINES_WITHOUT_TEXT * lines:
         raise ValueError(
-            f"{without:,} of {lines:,} lines (of JSON, or rows of Parquet) have no text in "
+            f"{without:,} of {lines:,} lines (of JSON, or rows of a table) have no text in "
             f"{text_field!r}, more than {MAX_LINES_WITHOUT_TEXT:.0%}: expected one JSON object per "
             "line, or an array of objects; name the field with --text_field, or repair the lines "
             "without it and those that are not JSON"

@@ -18,6 +18,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 # A shard holds many parts and is shuffled in memory.
 INPUT_BYTES_PER_SHARD = 2 << 20
 MAX_SHARDS = 1 << 11
+# Libraries that decide what is read of a format.
+READERS = {"html": "trafilatura", "markdown": "markdown-it-py", "hub": "datasets"}
 SAMPLES = "samples.json"  # some rows, and the beginnings of some of the dropped documents
 
 
@@ -67,6 +69,8 @@ class Plan:
     def fingerprint(self) -> list:
         """Returns the values that identify this build."""
         libraries = "mwparserfromhell", "sentencepiece", "sentencex", "tokenizers"
+        formats = sorted({source.format for source in self.sources} & READERS.keys())
+        libraries += tuple(READERS[name] for name in formats)
         versions = [importlib.metadata.version(name) for name in libraries]
         return [
             FORMAT_VERSION,

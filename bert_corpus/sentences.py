@@ -7,8 +7,8 @@ import re
 import sentencex
 from mwparserfromhell.parser import ParserError
 
+from bert_corpus.files import Document
 from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
-from bert_corpus.readers import Document
 from bert_corpus.wikitext import UnclosedMarkupError, article_passages, extract_passages
 from bert_corpus.words import CLOSING_MARKS, SENTENCE_ENDS, count_words
 
@@ -54,6 +54,8 @@ def split_sentences(
         passages = extract_passages(document.text, skipped)
     elif document.markup == "article":
         passages = article_passages(document.text, skipped)
+    elif document.markup == "sequence":
+        return [document.text]
     elif mode == "lines":
         return [line.strip() for line in _with_unix_ends(document.text).split("\n") if line.strip()]
     else:

@@ -1,4 +1,4 @@
-"""Trains vocabularies on text: WordPiece, SentencePiece and byte-level BPE.
+"""Trains vocabularies on text: WordPiece, SentencePiece and byte-level BPE; or k-mers.
 
 All cores read the text as the corpus builder does, into a temporary file with one sentence per
 line, from which the vocabulary is trained. The same text always gives the same bytes.
@@ -21,12 +21,13 @@ import tokenizers
 import tqdm
 
 from bert_corpus.inputs import Unit, find_inputs, split_into_units
-from bert_corpus.manifest import check_skipped
+from bert_corpus.manifest import MAX_UNKNOWN, check_skipped
 from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_corpus.words import cut_text
 from bert_jax.tokenizers.byte_pair import ROBERTA_TOKENS, roberta_processing, roberta_spec
+from bert_jax.tokenizers.kmer import kmer_spec
 from bert_jax.tokenizers.stored import (
     Layout,
     SpecialTokens,
@@ -194,7 +195,7 @@ def train_wordpiece(
         raise ValueError(
             f"all {counts.words['long']:,} words between spaces are longer than "
             f"{MAX_WORD_CHARACTERS} characters, which WordPiece cannot read: put spaces into the "
-            "text (into DNA, between k-mers), or train --kind=bpe or sentencepiece, which need none"
+            "text, or train --kind=bpe or sentencepiece, which need none, or for DNA --kind=kmer"
         )
     frequency = counts.word_initial + counts.word_internal
     alphabet = sorted(frequency, key=lambda c: (-frequency[c], c))[: min(MAX_ALPHABET, size // 4)]
@@ -346,6 +347,30 @@ def train_byte_pair(path: str, size: int) -> bytes:
     return json.dumps(spec, ensure_ascii=False).encode()
 
 
+def kmer_vocabulary(path: str, k: int, letters: str) -> bytes:
+    """Returns the bytes of a tokenizer.json whose pieces are k-mers; see `kmer_spec`.
+
+    Of the sentences in the file `path`, says how many characters it does not know.
+    """
+    spec = kmer_spec(k, letters)
+    known, total = (letters + letters.lower()).encode(), 0
+    others: collections.Counter = collections.Counter()
+    with open(path, "rb") as sentences:
+        for sentence in sentences:
+            characters = b"".join(sentence.split())
+            total += len(characters)
+            others.update(characters.translate(None, known).decode())
+    if others:
+        share, names = others.total() / total, "".join(sorted(others)[:20])
+        is_much = share > MAX_UNKNOWN
+        print(
+            f"{'warning: ' * is_much}{share:.2%} of the characters are none of --letters={letters}:"
+            f" each is [UNK] ({names})",
+            file=sys.stderr if is_much else sys.stdout,
+        )
+    return json.dumps(spec, ensure_ascii=False).encode()
+
+
 def train_vocabulary(
     inputs: list[str],
     kind: str,
@@ -355,15 +380,19 @@ def train_vocabulary(
     data_dir: str = "",
     text_field: str = "text",
     strip_accents: bool | None = None,
+    k: int = 6,
+    letters: str = "ACGT",
 ) -> bytes:
-    """Returns the bytes of a vocabulary of at most `size` pieces.
+    """Returns the bytes of a vocabulary of at most `size` pieces, or of the kind "kmer".
 
-    `lower_case` has no effect on the kinds "bpe" and "xlnet", `strip_accents` (None: as
-    `lower_case`) only on "wordpiece". Raises like `spool_text` and `train_wordpiece`, and
-    ValueError for a `size` that is too small.
+    `lower_case` has no effect on the kinds "bpe", "xlnet" and "kmer", `strip_accents` (None: as
+    `lower_case`) only on "wordpiece"; `k` and `letters` are of "kmer". Raises like `spool_text`,
+    `train_wordpiece` and `kmer_spec`, and ValueError for a `size` that is too small.
     """
     if strip_accents is None:
         strip_accents = lower_case
+    if kind == "kmer":
+        kmer_spec(k, letters)  # Raises before the text is read.
     if kind == "bpe" and size < MIN_BYTE_PAIR_SIZE:
         needed = f"bytes and special tokens need {MIN_BYTE_PAIR_SIZE} pieces"
         raise ValueError(f"--size={size} is too small: {needed}")
@@ -378,6 +407,8 @@ def train_vocabulary(
         if kind == "wordpiece" and (lost := counts.describe_accents()):
             is_much = counts.words["accented"] > MAX_STRIPPED * counts.words["letters"]
             print(f"{'warning: ' * is_much}{lost}", file=sys.stderr if is_much else sys.stdout)
+        if kind == "kmer":
+            return kmer_vocabulary(spool.name, k, letters)
         if kind == "bpe":
             return train_byte_pair(spool.name, size)
         if kind == "xlnet":

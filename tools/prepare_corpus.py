@@ -39,9 +39,10 @@ INPUT = flags.DEFINE_list(
     "input",
     None,
     "Globs of local files or files in a bucket: UTF-8 text (see --documents; "
-    ".txt, .text or no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), all also as "
-    ".gz, .bz2, .zst or .xz, or Parquet; or tfds:NAME, a TFDS dataset prepared with "
-    "file_format=array_record.",
+    ".txt, .text or no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), .csv, .tsv, "
+    ".html, .md and FASTA (.fa, .fna, .faa), all also as .gz, .bz2, .zst or .xz, or .parquet or "
+    ".arrow; a folder of datasets.save_to_disk; hf:NAME[:CONFIG[:SPLIT]], a data set of the "
+    "Hugging Face Hub; or tfds:NAME, a TFDS dataset prepared with file_format=array_record.",
     required=True,
 )
 VOCAB = flags.DEFINE_string(
@@ -159,7 +160,12 @@ flags.DEFINE_string(
     "FILE:N or GLOB:N, several separated by commas: the documents of these inputs are used N times "
     "for training, such as good prose among web pages.",
 )
-flags.DEFINE_string("text_field", DEFAULT.text_field, "Field of JSON, Parquet and TFDS to read.")
+flags.DEFINE_string(
+    "text_field",
+    DEFAULT.text_field,
+    "Field to read of JSON, tables and data sets. '*.csv:body,text' is body in CSV files, and text "
+    "in others: of several globs, the first that matches an input counts.",
+)
 flags.DEFINE_bool(
     "drop_duplicates",
     DEFAULT.drop_duplicates,

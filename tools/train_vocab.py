@@ -1,10 +1,11 @@
-r"""Trains a vocabulary: BERT's WordPiece, SentencePiece (unigram), RoBERTa's BPE, or XLNet's.
+r"""Trains a vocabulary: WordPiece, SentencePiece (unigram), byte-level BPE, XLNet's, or of k-mers.
 
 python tools/train_vocab.py --input='texts/*.txt' --output=vocab.txt --size=30522
 python tools/train_vocab.py --input=dump.xml.bz2 --output=spiece.model --size=32000 \
     --kind=sentencepiece
 python tools/train_vocab.py --input='texts/*.txt' --output=bpe.json --size=50265 --kind=bpe
 python tools/train_vocab.py --input='texts/*.txt' --output=xlnet.json --size=32000 --kind=xlnet
+python tools/train_vocab.py --input='genomes/*.fna.gz' --output=kmer.json --kind=kmer --k=6
 
 The same text always gives the same bytes. tools/prepare_corpus.py lists the input formats.
 """
@@ -32,7 +33,7 @@ INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.p
 OUTPUT = flags.DEFINE_string(
     "output",
     None,
-    "vocab.txt, NAME.model for SentencePiece, or NAME.json for BPE and XLNet.",
+    "vocab.txt, NAME.model for SentencePiece, or NAME.json for BPE, XLNet and k-mers.",
     required=True,
 )
 SIZE = flags.DEFINE_integer(
@@ -43,14 +44,18 @@ FILENAME_OF_KIND = {
     "sentencepiece": SENTENCEPIECE_FILENAME,
     "bpe": TOKENIZER_FILENAME,
     "xlnet": TOKENIZER_FILENAME,
+    "kmer": TOKENIZER_FILENAME,
 }
-ALWAYS_CASED = ("bpe", "xlnet")
+ALWAYS_CASED = ("bpe", "xlnet", "kmer")
 KIND = flags.DEFINE_enum(
     "kind",
     "wordpiece",
     [*FILENAME_OF_KIND],
-    "Algorithm; bpe: byte-level; xlnet: a unigram model whose sequences end in <cls>.",
+    "Algorithm. bpe: byte-level; xlnet: a unigram model whose sequences end in <cls>; kmer: all "
+    "sequences of k letters, which do not overlap in a text.",
 )
+K = flags.DEFINE_integer("k", 6, "Letters of a k-mer; 1: letters.", lower_bound=1, upper_bound=20)
+LETTERS = flags.DEFINE_string("letters", "ACGT", "Letters of k-mers; others are [UNK].")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
 TEXT_FIELD = flags.DEFINE_string("text_field", "text", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool(
@@ -71,6 +76,7 @@ def main(argv: list[str]) -> None:
     output, partial = OUTPUT.value, f"{OUTPUT.value}.partial"
     filename = FILENAME_OF_KIND[KIND.value]
     is_cased = bool(CASED.value) or KIND.value in ALWAYS_CASED
+    is_kmer = KIND.value == "kmer"
     strip_accents = not is_cased if STRIP_ACCENTS.value is None else STRIP_ACCENTS.value
     suffix = os.path.splitext(output)[1]
     if KIND.value == "xlnet" and STRIP_ACCENTS.value is False:
@@ -87,10 +93,14 @@ def main(argv: list[str]) -> None:
     if (suffix if suffix in (".model", ".json") else ".txt") != os.path.splitext(filename)[1]:
         sys.exit(
             f"train_vocab: --output={output} does not match --kind={KIND.value}: a SentencePiece "
-            "model, and only that, is named *.model, and a byte-level BPE or XLNet's *.json"
+            "model, and only that, is named *.model, and a byte-level BPE, XLNet's or k-mers *.json"
         )
     if KIND.value in ALWAYS_CASED and CASED.value is False:
         sys.exit(f"train_vocab: --kind={KIND.value} keeps case: leave out --nocased")
+    for flag in (SIZE,) if is_kmer else (K, LETTERS):
+        if flag.present:
+            reason = "has all k-mers" if is_kmer else "has no k-mers"
+            sys.exit(f"train_vocab: --kind={KIND.value} {reason}: leave out --{flag.name}")
     try:  # Check before training that the output can be written.
         if os.path.isdir(output):
             raise IsADirectoryError("it is a directory")
@@ -110,6 +120,8 @@ def main(argv: list[str]) -> None:
             data_dir=DATA_DIR.value,
             text_field=TEXT_FIELD.value,
             strip_accents=strip_accents,
+            k=K.value,
+            letters=LETTERS.value,
         )
         tokenizer = tokenizer_from_bytes(filename, content)
         with open(partial, "wb") as stream:
@@ -136,7 +148,7 @@ def main(argv: list[str]) -> None:
             "of the text in one case? If not, give the same flag to prepare_corpus",
             file=sys.stderr,
         )
-    if tokenizer.vocab_size < SIZE.value:
+    if tokenizer.vocab_size < SIZE.value and not is_kmer:
         print(
             f"warning: the text gives fewer than --size={SIZE.value:,} pieces. Add text, or keep "
             "this vocabulary: a model's size follows the vocabulary of its corpus.",

@@ -9,13 +9,10 @@ tenth, here to 0; and there each sequence is drawn anew from a cluster of simila
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: none that compares, as the held-out proteins are others. Not run.
 
-A FASTA file has a header before each sequence, which may have several lines; the first command
-writes one protein on each line. MODEL is a directory with the tokenizer of an ESM.
+MODEL is a directory with the tokenizer of an ESM.
 
-    awk '/^>/ {if (n++) print ""; next} {printf "%s", $1} END {print ""}' proteins.fasta \
-        > proteins.txt
-    python tools/prepare_corpus.py --input=proteins.txt --documents=lines --sentences=lines \
-        --rows=single_segments --max_seq_length=1024 --vocab=MODEL --output=proteins/1024
+    python tools/prepare_corpus.py --input=proteins.fasta --rows=single_segments \
+        --max_seq_length=1024 --vocab=MODEL --output=proteins/1024
     python -m bert_jax.pretrain --config=configs/pretrain/esm2_8m.py --workdir=runs/esm \
         --config.corpus=proteins/1024
 

@@ -39,6 +39,19 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(count)]
 
 
+def random_sequences() -> list[str]:
+    """Returns sequences of DNA in both cases, with other characters here and there."""
+    rng = random.Random(0)
+    texts = ["", " ", "acgt[MASK]ACGTACG", "[CLS]", "ACGTA\nCGTACG", "éACGTACÄ"]
+    for _ in range(300):
+        letters = "".join(rng.choices("ACGTacgt", k=rng.randint(0, 60)))
+        for other in rng.choices(["", "N", " ", "-", "NNNN", "RY", "\t", "u"], k=3):
+            place = rng.randint(0, len(letters))
+            letters = letters[:place] + other + letters[place:]
+        texts.append(letters)
+    return texts
+
+
 def write_vocabulary(path: pathlib.Path, words=WORDS, pad_id: int = 0) -> pathlib.Path:
     pieces = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *words]
     pieces.insert(pad_id, "[PAD]")

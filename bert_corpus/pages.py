@@ -1,0 +1,96 @@
+"""Reads the running text of pages: HTML and Markdown, each file a document."""
+
+import codecs
+import collections
+import logging
+import re
+from collections.abc import Iterator
+
+from markdown_it import MarkdownIt
+
+from bert_corpus.content import CONVERT
+from bert_corpus.files import Document, decode_line, read_lines
+from bert_corpus.inputs import Unit
+
+CHARSET = re.compile(rb"<meta[^>]*\bcharset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+CHARSET_BYTES = 1 << 10  # at the beginning of a page, in which the standard expects its encoding
+FRONT_MATTER = re.compile(r"---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE)
+# Tokens of markdown-it whose content is no running text -> the name of their count.
+NOT_TEXT = {"fence": "code_blocks", "code_block": "code_blocks", "html_block": "html_blocks"}
+
+
+def read_html(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the main text of a page, without menus, tables and comments, by trafilatura.
+
+    Its paragraphs are separated by blank lines. Counts a page of which nothing remains. Raises
+    ValueError for bytes that are not of the page's encoding: the one that it declares, or UTF-8.
+    """
+    import trafilatura  # from the extra "html"; here, because the import takes long
+
+    # Of a page of which nothing remains, it writes an error; here it is counted.
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+    content = b"".join(line for *_, line in read_lines(unit))
+    declared = CHARSET.search(content, 0, CHARSET_BYTES)
+    if declared and not content.startswith(codecs.BOM_UTF8):
+        page = _decoded_as(content, declared[1].decode(), unit)
+    else:
+        page = _decoded(unit)
+    if text := trafilatura.extract(page, include_comments=False, include_tables=False):
+        yield Document(re.sub(r"\n+", "\n\n", text))
+    else:
+        skipped["pages_without_text"] += 1
+
+
+def _decoded(unit: Unit) -> str:
+    """Returns the text of a UTF-8 file. Raises ValueError as `decode_line`."""
+    return "".join(decode_line(line, offset, unit) for offset, _, line in read_lines(unit))
+
+
+def _decoded_as(content: bytes, charset: str, unit: Unit) -> str:
+    """Returns the text of a page in the encoding that it declares."""
+    # Browsers read these as their superset.
+    is_latin = charset.lower() in ("iso-8859-1", "latin1", "us-ascii", "ascii")
+    try:
+        return content.decode("cp1252" if is_latin else charset)
+    except (LookupError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{unit.source.path} declares the encoding {charset}: {error}; {CONVERT}, and declare "
+            "that"
+        ) from None
+
+
+def read_markdown(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the text of a file of Markdown (CommonMark), without its markup.
+
+    Headings, paragraphs and items are separated by blank lines. Blocks of code or HTML, tables,
+    images and the metadata at the beginning are left out, and counted, as is a page of which
+    nothing remains.
+    """
+    text = _decoded(unit).replace("\r\n", "\n").replace("\r", "\n")
+    if match := FRONT_MATTER.match(text):
+        text = text[match.end() :]
+        skipped["metadata_blocks"] += 1
+    parser = MarkdownIt("commonmark").enable("table")
+    passages, in_table = [], False
+    for token in parser.parse(text):
+        if token.type in ("table_open", "table_close"):
+            in_table = token.type == "table_open"
+            skipped["tables"] += in_table
+        elif token.type == "inline" and not in_table:
+            passages.append("".join(map(_inline_text, token.children)).strip())
+            skipped["images"] += sum(child.type == "image" for child in token.children)
+        elif name := NOT_TEXT.get(token.type):
+            skipped[name] += 1
+    if passages := [*filter(None, passages)]:
+        yield Document("\n\n".join(passages))
+    else:
+        skipped["pages_without_text"] += 1
+
+
+def _inline_text(token) -> str:
+    """Returns the text of a token within a paragraph."""
+    if token.type in ("softbreak", "hardbreak"):
+        return "\n"
+    if token.type == "html_inline":
+        return " " if token.content.lower().startswith("<br") else ""
+    return "" if token.type == "image" else token.content
