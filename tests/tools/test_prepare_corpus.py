@@ -77,7 +77,11 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path):
     (tmp_path / "text.txt").write_text(SENTENCE)
     messages = [
         (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and only that"),
-        (["--output={0}/x.txt", "--kind=bpe"], "and a byte-level BPE *.json"),
+        (["--output={0}/x.txt", "--kind=bpe"], "and a byte-level BPE or k-mers *.json"),
+        (["--output={0}/x.txt", "--kind=kmer"], "does not match --kind=kmer"),
+        (["--output={0}/x.json", "--kind=kmer", "--size=99"], "has all k-mers: leave out --size"),
+        (["--output={0}/x.json", "--kind=bpe", "--k=3"], "has no k-mers: leave out --k"),
+        (["--output={0}/x.json", "--kind=kmer", "--letters=AA"], "expected distinct capital"),
         (["--output={0}/x.json"], "does not match --kind=wordpiece"),
         (["--output={0}/x.txt", "--nostrip_accents"], "accents are kept: name it *.json"),
         (["--output={0}/x.txt", "--cased", "--strip_accents"], "are stripped: name it *.json"),
