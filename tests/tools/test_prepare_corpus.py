@@ -77,7 +77,7 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path):
     (tmp_path / "text.txt").write_text(SENTENCE)
     messages = [
         (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and only that"),
-        (["--output={0}/x.txt", "--kind=bpe"], "and a byte-level BPE or k-mers *.json"),
+        (["--output={0}/x.txt", "--kind=bpe"], "BPE, XLNet's or k-mers *.json"),
         (["--output={0}/x.txt", "--kind=kmer"], "does not match --kind=kmer"),
         (["--output={0}/x.json", "--kind=kmer", "--size=99"], "has all k-mers: leave out --size"),
         (["--output={0}/x.json", "--kind=bpe", "--k=3"], "has no k-mers: leave out --k"),
