@@ -52,7 +52,7 @@ from bert_jax.finetuning.trials import (
 )
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.buckets import as_path, remove_tree
-from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
+from bert_jax.runtime.errors import Diverged, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tasks.task import Split
@@ -69,7 +69,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     the configuration, so that a mistyped field is an error; an interrupted run raises RunStopped
     and resumes when called again. In a multi-process run every process must call it, after
     `distributed.initialize`. Raises ValueError or OSError for invalid settings or files, and
-    NonFiniteLoss if no seed has a finite loss.
+    Diverged if no seed has a finite loss.
     """
     with distributed.raise_on_all_processes():
         workdir = as_path(workdir)
@@ -81,7 +81,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     finished = [result for result in results if "diverged" not in result]
     diverged = [result for result in results if "diverged" in result]
     if not finished:
-        raise NonFiniteLoss(results[0]["message"], results[0]["diverged"])
+        raise Diverged(results[0]["message"], results[0]["diverged"])
     if config.num_seeds == 1:
         return results[0] | {"model": str(workdir)}
     result = summarize_seeds(finished, setup.data.task.metric) | {

@@ -32,7 +32,7 @@ from bert_jax.runtime.config_fields import check_required
 from bert_jax.runtime.errors import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training import forecast, metrics, monitoring
+from bert_jax.training import diagnosis, forecast, metrics, monitoring
 from bert_jax.training.branch import find_branch
 from bert_jax.training.goodput import StepTimer
 from bert_jax.training.initial_weights import (
@@ -135,10 +135,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         saved = load_settings(checkpoint)
         # With these metrics, the next report equals that of an uninterrupted run.
         unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
+        first_loss = saved.get("first_loss")
     else:
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, weights, checkpointer)
-        unreported, owes_evaluation = [], False
+        unreported, owes_evaluation, first_loss = [], False, None
     frozen = place_frozen(setup, teacher)
     lengths = trained_lengths(phases, weights)
     del source, weights, teacher  # Frees their memory.
@@ -152,6 +153,16 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     stop_request = exit_stack.enter_context(contextlib.closing(distributed.StopRequest()))
 
     eval_steps = make_eval_steps(setup, frozen)
+    history = diagnosis.StepHistory()
+
+    @functools.cache
+    def baseline(index: int) -> dict[str, float]:
+        """Returns the scores of word frequencies on all held-out rows of a phase."""
+        by_source = {
+            source: metrics.unigram_baseline(rows.count_tokens(), tokenizer.special_ids)
+            for source, rows in phases[index].heldout.items()
+        }
+        return metrics.mean_over_sources(by_source, phases[index].stream.weights)
 
     def evaluate_after(step: int, params: dict) -> dict[str, float]:
         """Writes and returns the scores on the held-out rows of the phase that has `step`."""
@@ -166,6 +177,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         scores = metrics.mean_over_sources(by_source, phases[index].stream.weights)
         scores |= perplexities(objective, scores)
         writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
+        word_entropy = baseline(index)["unigram_entropy"]
+        loss = scores.get(objective.main_loss)
+        history.log(step, num_steps, loss, word_entropy, config)
         return scores
 
     if owes_evaluation:
@@ -229,6 +243,10 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     rows_left = forecast.flops_left(setup.phases, step) / phase_setup.flops_per_row
                     forecast.log_step(step, values, phase.batch_size, rows_left)
                 monitoring.show(progress, values, objective.main_accuracy)
+                if not is_early:
+                    first_loss = first_loss or values["train/loss"]
+                    diagnosis.check_diverged(values["train/loss"], first_loss, step, config)
+                history.add(unreported, step)
                 unreported.clear()
                 waits.clear()
                 checkpointer.check()  # Raises if the last save has failed.
@@ -243,6 +261,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     "unreported": jax.tree.map(float, unreported),
                     # A stop leaves no time for it: the resumed run does it.
                     "owes_evaluation": evaluates and stops,
+                    "first_loss": first_loss,
                 }
                 checkpointer.save(state)  # Returns once the state is copied; writes in background.
             if stops:
@@ -258,11 +277,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     # The result of the run: the scores on the held-out rows of the last phase. The unigram baseline
     # is always computed on all of these rows, the scores on at most `max_eval_batches`.
     result = evaluate_after(num_steps, state.params)
-    baselines = {
-        source: metrics.unigram_baseline(rows.count_tokens(), tokenizer.special_ids)
-        for source, rows in phases[-1].heldout.items()
-    }
-    result |= metrics.mean_over_sources(baselines, phases[-1].stream.weights)
+    result |= baseline(len(phases) - 1)
     result |= {"steps": num_steps, "seconds": timer.seconds()}
     timer.log()
     if is_main:

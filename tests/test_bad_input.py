@@ -31,7 +31,7 @@ from bert_jax.configs.finetune import text_classification
 from bert_jax.configs.pretrain.fields import make_later_phases
 from bert_jax.data.rows import CorpusError
 from bert_jax.inference.pretrained_model import PretrainedModel
-from bert_jax.runtime.errors import CheckpointError, NonFiniteLoss
+from bert_jax.runtime.errors import CheckpointError, Diverged
 from bert_jax.tasks.text_classification import get_task
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.metrics import MetricsWriter
@@ -703,7 +703,7 @@ def test_corpus_can_be_built_after_the_disk_was_full(inputs):
 
 @pytest.mark.slow
 def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(inputs):
-    with pytest.raises(NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
+    with pytest.raises(Diverged, match=r"of step \d+ is (nan|inf)"):
         inputs.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)
     squares = [
         np.sum(np.square(leaf)) for leaf in jax.tree.leaves(saved_params(inputs.path("workdir")))

@@ -18,7 +18,7 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.trials import Trial, summarize_seeds
 from bert_jax.runtime import distributed
-from bert_jax.runtime.errors import NonFiniteLoss, RunStopped
+from bert_jax.runtime.errors import Diverged, RunStopped
 from bert_jax.training.workdir import claim_workdir
 from tests.helpers import commands
 from tests.helpers.corpora import WORDS, write_vocabulary
@@ -359,7 +359,7 @@ def test_diverged_trial_is_named_and_does_not_touch_the_others(given, tmp_path):
         results = run_trials(given, tmp_path / directory, diverging, diverging)
         assert [result["diverged"] for result in results] == [2, 2]
     for _ in range(2):
-        with pytest.raises(NonFiniteLoss, match="of step 2 is"):
+        with pytest.raises(Diverged, match="of step 2 is"):
             finetune.train_and_evaluate(small_config(given, learning_rate=1e30), tmp_path / "one")
     with pytest.raises(ValueError, match=r"settings:\n  learning_rate: 1e\+30 in .*, 0.003 now"):
         finetune.train_and_evaluate(small_config(given), tmp_path / "one")

@@ -373,6 +373,25 @@ def test_held_out_rows_of_each_corpus_of_a_mixture_are_evaluated(corpus, tmp_pat
     assert mixed["perplexity"] == pytest.approx(math.exp(mixed["mlm_loss"]))
 
 
+def test_a_resumed_run_is_compared_with_the_first_loss_of_all(corpus, tmp_path, monkeypatch):
+    compared = []
+
+    def check_diverged(loss, first_loss, step, config):
+        compared.append((step, loss, first_loss))
+
+    monkeypatch.setattr(pretrain.diagnosis, "check_diverged", check_diverged)
+    config = small_config(corpus, log_every=2, eval_every=0)
+    pretrain.train_and_evaluate(config, tmp_path / "whole")
+    whole = compared.copy()
+    assert [step for step, *_ in whole] == [2, 4, 6]
+    assert {first for *_, first in whole} == {whole[0][1]}
+    compared.clear()
+    with stopped_after_save(pretrain):
+        pretrain.train_and_evaluate(config, tmp_path / "stopped")
+    pretrain.train_and_evaluate(config, tmp_path / "stopped")
+    assert compared == whole
+
+
 def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):
     workdir, result = finished
     before = saved_params(workdir)

@@ -23,7 +23,7 @@ from bert_jax.finetuning.trials import (
     stack_trees,
     tune_and_score,
 )
-from bert_jax.runtime.errors import NonFiniteLoss
+from bert_jax.runtime.errors import Diverged
 from bert_jax.tasks.task import Split
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import write_json
@@ -126,7 +126,7 @@ class Stack:
             try:
                 if not run.finished:
                     run.report(step, [index_leaves(each, index) for each in values], seconds)
-            except NonFiniteLoss as error:
+            except Diverged as error:
                 run.mark_diverged(error)
         return min(run.loss for run in self.runs)
 

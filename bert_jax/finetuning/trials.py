@@ -20,7 +20,7 @@ from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.finetuning.hyperparameters import finetune_schedule
 from bert_jax.finetuning.step import Prediction
 from bert_jax.runtime.buckets import absolute, is_bucket
-from bert_jax.runtime.errors import NonFiniteLoss
+from bert_jax.runtime.errors import Diverged
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training import monitoring
 from bert_jax.training.metrics import METRICS, MetricsWriter
@@ -88,7 +88,7 @@ class TrialRun:
         return self.diverged or self.num_steps
 
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
-        """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
+        """Writes the mean metrics of the steps up to `step`; raises Diverged."""
         monitoring.check_finite(step_metrics, step)
         values = monitoring.mean_over_steps(step_metrics)
         values = {f"train/{name}": float(value) for name, value in values.items()}
@@ -96,7 +96,7 @@ class TrialRun:
         self.loss = values["train/loss"]
         self.writer.write(step, values)
 
-    def mark_diverged(self, error: NonFiniteLoss) -> None:
+    def mark_diverged(self, error: Diverged) -> None:
         """Ends a trial that diverged, with a result that gives the step."""
         self.diverged, self.loss = error.step, math.inf
         logging.error("%s diverged: %s", self.trial.workdir.name, error)

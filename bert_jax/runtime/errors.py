@@ -5,6 +5,8 @@ import signal
 
 PREEMPTED = os.EX_TEMPFAIL
 """75: stopped after saving a checkpoint, or lost another process; run the same command again."""
+DIVERGED = os.EX_DATAERR
+"""65: the loss diverged; the same command would diverge again."""
 INTERRUPTED = 128 + signal.SIGINT
 """130: stopped by Ctrl-C."""
 
@@ -13,8 +15,8 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read."""
 
 
-class NonFiniteLoss(RuntimeError):
-    """The loss or a norm is NaN or infinite at training step `step`."""
+class Diverged(RuntimeError):
+    """At training step `step` the loss is far above where it began, or it or a norm is NaN."""
 
     def __init__(self, message: str, step: int):
         self.step = step

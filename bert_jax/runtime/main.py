@@ -20,10 +20,11 @@ from bert_jax.runtime import command_line, distributed, watchdog
 from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.command_line import exit_now
 from bert_jax.runtime.errors import (
+    DIVERGED,
     INTERRUPTED,
     PREEMPTED,
     CheckpointError,
-    NonFiniteLoss,
+    Diverged,
     RunStopped,
 )
 
@@ -108,9 +109,10 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     except RunStopped as error:
         print(f"\n{command_line.program_name()}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except (ImportError, ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
+    except (ImportError, ValueError, OSError, CheckpointError, Diverged) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
-        exit_now(command_line.describe_error(error), 1)
+        code = DIVERGED if isinstance(error, Diverged) else 1
+        exit_now(command_line.describe_error(error), code)
     except Exception as error:
         text, code = f"{error!r}\n{traceback.format_exc()}", 1
         if isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess)):

@@ -16,7 +16,7 @@ import tqdm
 from absl import logging
 
 from bert_jax.runtime.buckets import cache_directory, is_bucket
-from bert_jax.runtime.errors import NonFiniteLoss
+from bert_jax.runtime.errors import Diverged
 
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
 STEPS_AHEAD = 2
@@ -70,11 +70,11 @@ def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> 
 
 
 def check_finite(step_metrics: list[dict], last_step: int) -> None:
-    """Raises NonFiniteLoss if a loss or norm of the steps up to `last_step` is not finite."""
+    """Raises Diverged if a loss or norm of the steps up to `last_step` is not finite."""
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
-                raise NonFiniteLoss(
+                raise Diverged(
                     f"the {name} of step {step} is {values[name]}; no checkpoint contains it. "
                     "Start in a new workdir with a lower learning rate or a longer warm-up",
                     step,

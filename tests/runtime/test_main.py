@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from bert_jax.runtime import main
+from bert_jax.runtime.errors import DIVERGED
 from tests.helpers import commands
 
 
@@ -47,6 +48,15 @@ def test_configuration_of_fine_tuning_is_an_error_of_pre_training(tmp_path):
     config = "configs/finetune/squad.py"
     messages = {f"--config={config}": belongs_to(config, "finetune", "pretrain")}
     check_messages("pretrain", messages, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_has_an_exit_code_of_its_own(corpus, tmp_path):
+    fields = ("learning_rate=1e38", "clip_norm=1e30", "num_steps=6", "warmup_steps=1")
+    started = commands.start(tmp_path / "run", corpus, *fields)
+    with commands.ended(started) as processes:
+        assert commands.finish(processes) == [DIVERGED]
+    assert "pretrain: the " in commands.log_of(tmp_path / "run").read_text()
 
 
 @pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unknown backend tpu")])

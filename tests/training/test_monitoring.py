@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from bert_jax.objectives import mean_metrics
-from bert_jax.runtime.errors import NonFiniteLoss
+from bert_jax.runtime.errors import Diverged
 from bert_jax.training import monitoring
 
 
@@ -29,7 +29,7 @@ def test_report_is_the_mean_over_all_predictions_of_the_steps():
 
 def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number():
     steps = [step_metrics(loss) for loss in (1.0, float("nan"), 1.0)]
-    with pytest.raises(NonFiniteLoss, match="the loss of step 8 is nan"):
+    with pytest.raises(Diverged, match="the loss of step 8 is nan"):
         monitoring.check_finite(steps, 9)
     monitoring.check_finite([step_metrics(1.0)], 9)
 
