@@ -337,3 +337,35 @@ def test_masks_are_filled_as_transformers_predicts_them_from_all_other_tokens(tm
                 masked, perm_mask=hidden, target_mapping=mapping, token_type_ids=segments
             ).logits[0, 0]
         assert abs(logits.log_softmax(-1)[ids[0, place]].item() - found) < TOLERANCE
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_text_is_generated_as_a_loop_over_transformers_does(tmp_path):
+    """The surest mask first: each is predicted from all tokens that are known by then."""
+    model, tokenizer = write_directory(tmp_path / "source", "LMHeadModel")
+    loaded, text = bert_jax.load(tmp_path / "source"), "the <mask> crossed <mask> old river"
+    ids = tokenizer(text + 2 * "<mask>", return_tensors="pt")["input_ids"]
+    length, segments = ids.shape[1], torch.zeros_like(ids)
+    segments[0, -1] = 2
+    never = [*loaded.tokenizer.special_ids, *range(len(tokenizer), model.config.vocab_size)]
+    steps = []
+    while (ids == tokenizer.mask_token_id).any():
+        (masks,) = torch.nonzero(ids[0] == tokenizer.mask_token_id, as_tuple=True)
+        hidden = torch.zeros(1, length, length)
+        hidden[:, :, masks] = 1
+        mapping = torch.nn.functional.one_hot(masks, length).float()[None]
+        with torch.no_grad():
+            logits = model(
+                ids, perm_mask=hidden, target_mapping=mapping, token_type_ids=segments
+            ).logits[0]
+        logits[:, never] = -torch.inf
+        best = logits.log_softmax(-1).max(-1)
+        surest = best.values.argmax()
+        ids[0, masks[surest]] = best.indices[surest]
+        steps.append(ids[0].tolist())
+    shown = []
+    found = loaded.generate(
+        text, 2, temperature=0, order="confidence", on_step=lambda each: shown.append(each)
+    )
+    assert len(shown) == len(steps) == 4 and shown[-1] == found
+    assert loaded.tokens(found).ids.tolist() == ids[0].tolist()
