@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.architecture import architecture_of
+from bert_jax.model.attention import LONGEST_PLAIN_ROW
 from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import Dropout, LayerDropout, as_dropout, hidden_dropout, layer_dropout
 from bert_jax.model.execution import ExecutionPlan
@@ -58,10 +59,13 @@ class Encoder(nn.Module):
         If positions are few, the last layer finishes only these. `dropout` may be a rate: then
         `apply` needs `rngs={"dropout": key}`.
         """
+        are_few = positions is not None and is_few(positions.shape[1], batch["tokens"].shape[1])
+        if are_few and "ranks" in batch and positions.shape[1] <= LONGEST_PLAIN_ROW:
+            batch = batch | {"query_positions": positions}  # Others have no queries to read.
         x, inputs, dropouts = self._embed(batch, dropout)
         params = self.get_variable("params", "layers")
         run = functools.partial(run_layers, self.config, self.plan, params, x, inputs, dropouts)
-        if positions is None or is_few(positions.shape[1], batch["tokens"].shape[1]):
+        if positions is None or are_few:
             return self.last(run(positions))
         return self.last(jax.tree.map(lambda x: gather_positions(x, positions), run()))
 
@@ -131,13 +135,13 @@ class Encoder(nn.Module):
                 length,
             )
         # An order of prediction is for architectures of two streams.
-        ranks = {"ranks": batch["ranks"]} if "ranks" in batch else {}
+        streams = {name: batch[name] for name in ("ranks", "query_positions") if name in batch}
         x = self.embeddings(
             tokens=batch["tokens"],
             segment_ids=batch["segment_ids"],
             position_ids=batch["position_ids"],
             dropout=embedding_dropout,
-            **ranks,
+            **streams,
         )
         return x, self.layer_inputs(batch), dropouts
 

@@ -309,10 +309,12 @@ def _layer_function(
         if positions is None:
             return layer.apply(variables, x, inputs, own.dropout)
         context = layer.apply(variables, x, inputs, own.dropout, method="attend")
-        x, context = (
-            jax.tree.map(lambda leaf: gather_positions(leaf, positions), states)
-            for states in (x, context)
-        )
+        length = jax.tree.leaves(x)[0].shape[1]
+
+        def gather(leaf):  # A query stream may be at these positions already.
+            return gather_positions(leaf, positions) if leaf.shape[1] == length else leaf
+
+        x, context = jax.tree.map(gather, (x, context))
         dropout = finishing_dropout(own.dropout, positions)
         return layer.apply(variables, x, context, dropout, method="finish")
 

@@ -43,6 +43,7 @@ from bert_jax.model.config import (
     published_size,
 )
 from bert_jax.model.dropout import (
+    AttentionDropout,
     HiddenDropout,
     LayerDropout,
     OfTable,
@@ -56,6 +57,7 @@ from bert_jax.model.layers import (
     RowParallelDense,
     TokenEmbedding,
     activate,
+    gather_positions,
 )
 from bert_jax.model.score_bias import align_distances
 from bert_jax.sharding.rules import EMBEDDING_SPEC
@@ -135,7 +137,10 @@ class XlnetConfig:
 
 
 class Streams(NamedTuple):
-    """The hidden states of both streams, `[B, L, H]` each, or `[B, K, H]` at some positions."""
+    """The hidden states of both streams, `[B, L, H]` each, or `[B, K, H]` at some positions.
+
+    Nothing reads the query stream but its own next layer: it may be at some positions alone.
+    """
 
     content: jax.Array
     query: jax.Array
@@ -162,13 +167,26 @@ class Embeddings(nn.Module):
         position_ids: jax.Array,  # Not used: scores read distances.
         dropout: HiddenDropout | None = None,  # Of this step; None drops nothing.
         ranks: jax.Array | None = None,  # int32 [B, L], for two streams
+        query_positions: jax.Array | None = None,  # int32 [B, K], of the query stream; None: all
     ) -> jax.Array | Streams:
         """Returns hidden states `[B, L, H]`, or with `ranks` those of both streams."""
         x = self.token_embedding(tokens).astype(self.dtype)
         if ranks is None:
             return apply_dropout(x, dropout)
-        query = jnp.broadcast_to(self.query.astype(self.dtype), x.shape)
-        return Streams(apply_dropout(x, dropout), apply_dropout(query, dropout))
+        num_queries = (tokens if query_positions is None else query_positions).shape[1]
+        query = jnp.broadcast_to(self.query.astype(self.dtype), (len(x), num_queries, x.shape[2]))
+        own = of_first(dropout, num_queries)
+        return Streams(apply_dropout(x, dropout), apply_dropout(query, own))
+
+
+def of_first(dropout, count: int):
+    """Returns the dropout of the first `count` positions, or None.
+
+    A query stream at some positions drops elements by their numbers, one at all by their places.
+    """
+    if isinstance(dropout, AttentionDropout):
+        return dropout._replace(words=dropout.words[..., :count])
+    return dropout and dropout._replace(words=tuple(each[:, :count] for each in dropout.words))
 
 
 class SharedInputs(NamedTuple):
@@ -179,11 +197,13 @@ class SharedInputs(NamedTuple):
       sinusoids: float32 `[2N, H]`, of distances from N to 1 - N, of a query minus that of a key,
         for rows of up to N positions.
       segments: float32 `[B, L, NUM_SEGMENTS]`, 1 at the segment of each position.
+      query_positions: int32 `[B, K]`, where the query stream is; None: everywhere.
     """
 
     mask: AttentionMask
     sinusoids: jax.Array
     segments: jax.Array
+    query_positions: jax.Array | None = None
 
 
 class LayerInputs(nn.Module):
@@ -203,7 +223,8 @@ class LayerInputs(nn.Module):
         distances = size - jnp.arange(2 * size)
         if config.max_distance:
             distances = jnp.clip(distances, -config.max_distance, config.max_distance)
-        return SharedInputs(mask, sinusoids(distances, config.hidden_size), segments)
+        table = sinusoids(distances, config.hidden_size)
+        return SharedInputs(mask, table, segments, batch.get("query_positions"))
 
 
 def largest_distance(length: int) -> int:
@@ -244,9 +265,47 @@ class DistanceScores:
             jax.lax.dynamic_slice_in_dim(table, start, num_queries + num_keys, axis=1)
             for table in (self.keys, self.constants)
         )
+        return align_distances(self.products(query, keys, constants), num_keys)
+
+    @staticmethod
+    def products(query: jax.Array, keys: jax.Array, constants: jax.Array) -> jax.Array:
+        """Returns the terms of each query for some distances, float32 `[B, heads, queries, R]`."""
         query = query[..., : keys.shape[-1]]  # What follows is of segments.
         products = jnp.einsum("bhid,hrd->bhir", query, keys, preferred_element_type=jnp.float32)
-        return align_distances(products + constants[:, None], num_keys)
+        return products + constants[:, None]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DistanceScoresAt:
+    """The `DistanceScores` of queries at int32 positions `[B, K]`, for all keys of a row."""
+
+    distances: DistanceScores
+    positions: jax.Array
+
+    def scores(self, query: jax.Array, key: jax.Array, distance: jax.Array | int) -> jax.Array:
+        """Returns the terms, float32 `[B, heads, K, keys]`; see `ScoreBias`."""
+        products = self.distances.products(query, self.distances.keys, self.distances.constants)
+        starts = self.distances.keys.shape[1] // 2 - self.positions
+
+        def of_keys(row, start):  # [heads, 2N] -> [heads, keys]
+            return jax.lax.dynamic_slice_in_dim(row, start, key.shape[2], axis=1)
+
+        return jax.vmap(jax.vmap(of_keys, (1, 0), 1))(products, starts)
+
+
+class MaskAt(NamedTuple):
+    """The mask of queries at some positions, as `attention` reads an `AttentionMask`."""
+
+    queries: AttentionMask
+    keys: AttentionMask
+    may_hide_all: bool = True
+
+    def pairs(self) -> jax.Array:
+        """Returns bool `[B, 1, K, L]`: whether a query sees a key."""
+        # Two streams have neither windows nor an order in the row, which would read these.
+        numbers = (jnp.arange(each.sequence_ids.shape[1]) for each in (self.queries, self.keys))
+        return self.queries.pairs_with(self.keys, *numbers)
 
 
 class QueryBias(nn.Module):
@@ -318,28 +377,35 @@ class EncoderLayer(nn.Module):
         content = x.content if isinstance(x, Streams) else x
         key, bias, value = *self._keys(content, inputs, dropout), self.value(content)
 
-        def attend_from(states, mask):
+        def attend_from(states, mask, segments, bias):
             return attention(
-                self._query(states, inputs),
+                self._query(states, segments),
                 key,
                 value,
                 mask,
                 num_heads=self.config.num_heads,
-                dropout=dropout.get("attention"),
+                dropout=of_first(dropout.get("attention"), states.shape[1]),
                 bias=bias,
             )
 
+        of_content = attend_from(content, inputs.mask, inputs.segments, bias)
         if not isinstance(x, Streams):
-            return attend_from(x, inputs.mask)
-        without_own = dataclasses.replace(inputs.mask, sees_own_rank=False)
-        return Streams(attend_from(content, inputs.mask), attend_from(x.query, without_own))
+            return of_content
+        mask, segments = dataclasses.replace(inputs.mask, sees_own_rank=False), inputs.segments
+        if (positions := inputs.query_positions) is not None:
+            at_queries = jax.tree.map(lambda each: jnp.take_along_axis(each, positions, 1), mask)
+            mask, segments = MaskAt(at_queries, mask), gather_positions(segments, positions)
+            bias = DistanceScoresAt(bias, positions)
+        return Streams(of_content, attend_from(x.query, mask, segments, bias))
 
     def finish(
         self, x: jax.Array | Streams, context: jax.Array | Streams, dropout: LayerDropout
     ) -> jax.Array | Streams:
         """Returns the layer's output for its input `x` and `context`, the result of `attend`."""
+        at_all = {name: each for name, each in dropout.items() if name != "sinusoids"}
 
         def finish_one(x, context):
+            dropout = {name: of_first(each, x.shape[1]) for name, each in at_all.items()}
             y = self.attention_output(context)  # [B, L, H]
             x = self.attention_layer_norm(add_with_dropout(x, y, dropout.get("attention_output")))
             y = activate(self.config.activation, self.intermediate(x))
@@ -355,10 +421,10 @@ class EncoderLayer(nn.Module):
         in the softmax.
         """
         key, bias = self._keys(x, inputs, {})
-        query = self._query(x, inputs)
+        query = self._query(x, inputs.segments)
         return scaled_scores(query, key, self.config.num_heads, bias), inputs.mask
 
-    def _query(self, x: jax.Array, inputs: SharedInputs) -> jax.Array:
+    def _query(self, x: jax.Array, segments: jax.Array) -> jax.Array:
         """Returns `[B, L, heads * (D + NUM_SEGMENTS)]`: queries, and below each what it adds to the
         scores of keys in its own segment, at the place of this segment.
 
@@ -370,7 +436,7 @@ class EncoderLayer(nn.Module):
         head_dim, dtype = query.shape[-1], query.dtype
         difference = self.segment_key[0] - self.segment_key[1]  # [heads, D]
         same = jnp.einsum("blhd,hd->blh", query + self.segment_bias(), difference)
-        same = same[..., None] * inputs.segments[:, :, None]  # [B, L, heads, NUM_SEGMENTS]
+        same = same[..., None] * segments[:, :, None]  # [B, L, heads, NUM_SEGMENTS]
         joined = jnp.concatenate([query + self.content_bias(), same], axis=-1)
         # Attention divides by the root of the size with segments.
         joined *= math.sqrt((head_dim + NUM_SEGMENTS) / head_dim)
@@ -449,16 +515,17 @@ def flops_per_row(
 
     Two per multiply-add; attention is over the whole row, and the term of distances over all 2L of
     them. The last layer finishes `num_outputs` positions; `num_targets` tokens and `num_pairs`
-    pairs are predicted. With two streams, keys and values are computed once, and the last layer
-    computes the query stream alone. The projections of the sinusoids, once for a batch, segments,
-    LayerNorm and softmax are not counted.
+    pairs are predicted. With two streams, keys and values are computed once, the query stream is at
+    `num_outputs` positions, and the last layer computes it alone. The projections of the
+    sinusoids, once for a batch, segments, LayerNorm and softmax are not counted.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
-    of_stream = length * hidden**2 + 2 * length**2 * hidden + 2 * length**2 * hidden
+    attend = hidden**2 + 2 * length * hidden + 2 * length * hidden  # From one position.
     finish = hidden**2 + 2 * hidden * inner  # For one position.
-    before_last = (config.num_layers - 1) * num_streams
+    num_queries = num_outputs if num_streams == 2 else 0
     layers = config.num_layers * 2 * length * hidden**2  # Keys and values.
-    layers += before_last * (of_stream + length * finish) + of_stream + num_outputs * finish
+    layers += (config.num_layers - 1) * (length + num_queries) * (attend + finish)
+    layers += (num_queries or length) * attend + num_outputs * finish
     pair_head = hidden**2 + 2 * hidden
     heads = num_targets * hidden * config.padded_vocab_size + num_pairs * pair_head
     return 2.0 * (layers + heads)

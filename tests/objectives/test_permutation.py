@@ -9,6 +9,7 @@ import pytest
 
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import ExecutionPlan
+from bert_jax.model.layers import gather_positions
 from bert_jax.objectives.permutation import NGRAM_LENGTHS, Permutation
 from tests.suites import objectives as suites
 
@@ -167,6 +168,32 @@ def test_no_position_sees_itself_or_a_later_one_of_its_permutation():
     assert not sees[own].any()
     sees = np.abs(np.array(of_content)).sum(-1) > 0
     np.testing.assert_array_equal(sees, same & (earlier | (ranks[0][:, None] == ranks[0])))
+
+
+def test_query_stream_at_the_targets_is_that_at_all_positions():
+    """Hidden states, and gradients of all parameters."""
+    params, batch = suites.params_of(CASE)["encoder"], suites.prepared(CASE)
+    encoder, positions = Encoder(CASE.config), batch["target_positions"]
+    assert positions.shape[1] <= suites.LENGTH // 2
+    factors = np.random.default_rng(0).normal(size=CASE.config.hidden_size)
+    factors = factors * batch["target_weights"][..., None]
+
+    def at_targets(params):
+        return encoder.apply({"params": params}, batch, None, positions).query
+
+    def at_all(params):
+        return gather_positions(encoder.apply({"params": params}, batch).query, positions)
+
+    def with_gradients(states):
+        def loss(params):
+            return jnp.sum(states(params) * factors), states(params)
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    found, expected = with_gradients(at_targets), with_gradients(at_all)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected
+    )
 
 
 def test_targets_are_a_sixth_and_their_order_is_drawn_anew_in_each_epoch():
