@@ -80,7 +80,7 @@ class GeneratorSettings:
         hidden_size = round(discriminator.hidden_size * fraction)
         num_heads = max(round(discriminator.num_heads * fraction), 1)
         num_layers = discriminator.num_layers if self.num_layers is None else self.num_layers
-        has_width = hasattr(discriminator, "embedding_size")
+        has_width = "embedding_size" in {field.name for field in dataclasses.fields(discriminator)}
         width = (has_width and discriminator.embedding_size) or discriminator.hidden_size
         is_projected = self.ties_embeddings and width != hidden_size
         if is_projected and not has_width:

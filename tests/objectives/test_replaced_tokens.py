@@ -309,6 +309,13 @@ def test_flops_are_the_sum_for_generator_and_discriminator():
     assert OBJECTIVE.flops_per_row(CONFIG, suites.LENGTH, 2) == expected
 
 
+@pytest.mark.parametrize("architecture", suites.ARCHITECTURES)
+def test_every_architecture_has_a_generator_as_wide_and_with_fewer_layers(architecture):
+    config = suites.ARCHITECTURES[architecture]()
+    generator = GeneratorSettings(hidden_fraction=1.0, num_layers=1).config(config)
+    assert generator == dataclasses.replace(config, num_layers=1)
+
+
 def test_a_narrower_generator_of_modernbert_has_embeddings_of_its_own():
     """They are as wide as its layers: there is none to widen or narrow those of another model."""
     fields = {"hidden_fraction": 0.5, "num_layers": 1}
