@@ -5,7 +5,7 @@ generator. A new row is a weighted mean of old rows.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import flax
@@ -16,6 +16,7 @@ from bert_jax.data.features import check_layout
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.objectives.replaced_tokens import GeneratorSettings
 from bert_jax.tokenizers.new_words import add_words
+from bert_jax.tokenizers.overlap import find_overlap
 from bert_jax.tokenizers.suggest_words import NewWord
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -75,6 +76,103 @@ def extend_vocabulary(model: LoadedModel, words: Sequence[NewWord]) -> Extension
     num_new = sum(index >= old_rows for index in ids)
     extended = change_rows(model, tokenizer, vocab_size, NewRows(copied, mixed))
     return Extension(extended, ids, num_unused, len(ids) - num_unused - num_new, num_new)
+
+
+class Replacement(NamedTuple):
+    """A model with another vocabulary, and where the vectors of its tokens come from.
+
+    Attributes:
+      model: with the new tokenizer.
+      num_shared: how many tokens keep their vectors; special tokens are among them.
+      num_similar: how many are means of shared tokens that are used similarly.
+      num_pieces: how many, too rare for that, are the mean of their old pieces.
+      num_mean: how many, of which nothing is known, are the mean of all shared tokens.
+      examples: new token -> the shared tokens of the largest weights, and these.
+    """
+
+    model: LoadedModel
+    num_shared: int
+    num_similar: int
+    num_pieces: int
+    num_mean: int
+    examples: dict[str, list[tuple[str, float]]]
+
+
+def replace_vocabulary(
+    model: LoadedModel, tokenizer: Tokenizer, vectors: np.ndarray, num_examples: int = 5
+) -> Replacement:
+    """Returns a model with another vocabulary (FOCUS; Dobler and de Melo, 2023, section 3).
+
+    Tokens that the old tokenizer has keep their rows. Any other row is a mean of these, weighted by
+    the sparsemax of the cosines between static vectors of the new tokens. Of tokens without such a
+    vector, the paper draws random rows; here they are the mean of their old pieces, or of all
+    shared tokens.
+
+    Args:
+      vectors: float [vocab_size, dimensions], of the new tokens in text of the new language or
+        domain; of length 1, or 0 for none.
+
+    Raises ValueError if no token with a vector is shared, or the model does not fit the tokenizer.
+    """
+    overlap = find_overlap(model.tokenizer, tokenizer)
+    shared = np.flatnonzero(overlap.shared >= 0)
+    has_vector = vectors.any(axis=1)
+    anchors = shared[has_vector[shared]]
+    if not len(anchors):
+        raise ValueError(
+            "the vocabularies share no token that is frequent in the text, so there is nothing to "
+            "start from: train a new model"
+        )
+    mixed, examples = {}, {}
+    others = np.setdiff1d(np.arange(tokenizer.vocab_size), shared)
+    similar = others[has_vector[others]]
+    for index, weights in zip(similar, _similarities(vectors, similar, anchors), strict=True):
+        chosen = np.flatnonzero(weights)
+        mixed[int(index)] = overlap.shared[anchors[chosen]], weights[chosen]
+        if len(examples) < num_examples:
+            best = chosen[np.argsort(-weights[chosen], kind="stable")[:3]]
+            examples[tokenizer.id_to_token(index)] = [
+                (tokenizer.id_to_token(anchors[each]), float(weights[each])) for each in best
+            ]
+    num_pieces = 0
+    for index in others[~has_vector[others]]:
+        sources = overlap.pieces[index] or overlap.shared[shared]
+        num_pieces += bool(overlap.pieces[index])
+        mixed[int(index)] = np.array(sources), np.full(len(sources), 1 / len(sources))
+    fields = {}
+    for name, role in (("mask_id", tokenizer.mask_id), ("sep_id", tokenizer.sep_id)):
+        if hasattr(config_from_settings(model.settings), name):
+            fields[name] = role
+    rows = NewRows(overlap.shared, mixed)
+    return Replacement(
+        change_rows(model, tokenizer, tokenizer.vocab_size, rows, **fields),
+        num_shared=len(shared),
+        num_similar=len(similar),
+        num_pieces=num_pieces,
+        num_mean=len(others) - len(similar) - num_pieces,
+        examples=examples,
+    )
+
+
+def _similarities(
+    vectors: np.ndarray, tokens: np.ndarray, anchors: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yields for each token its weights of the anchors, float64 [anchors], which sum to 1."""
+    for block in np.array_split(tokens, -(-len(tokens) // 256)) if len(tokens) else ():
+        yield from sparsemax(vectors[block].astype(np.float64) @ vectors[anchors].T)
+
+
+def sparsemax(scores: np.ndarray) -> np.ndarray:
+    """Returns the point of the simplex closest to each row (Martins and Astudillo, 2016).
+
+    `scores` are float [rows, n]; most of the weights are 0.
+    """
+    descending = -np.sort(-scores, axis=1)
+    sums = np.cumsum(descending, axis=1)
+    ranks = np.arange(1, scores.shape[1] + 1)
+    size = np.sum(1 + ranks * descending > sums, axis=1, keepdims=True)
+    threshold = (np.take_along_axis(sums, size - 1, axis=1) - 1) / size
+    return np.maximum(scores - threshold, 0)
 
 
 def change_rows(

@@ -1,4 +1,4 @@
-"""More tokens: every table has their rows, and old tokens keep their outputs bit for bit."""
+"""More tokens, or others: every table has their rows, and old tokens keep their outputs."""
 
 import functools
 
@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.checkpoints.new_vocabulary import extend_vocabulary, token_tables
+from bert_jax.checkpoints.new_vocabulary import (
+    extend_vocabulary,
+    replace_vocabulary,
+    sparsemax,
+    token_tables,
+)
 from bert_jax.checkpoints.parameters import LoadedModel, LoadReport, model_settings
 from bert_jax.checkpoints.read import generator_of, read_model
 from bert_jax.checkpoints.save import save_model
@@ -171,3 +176,92 @@ def test_a_module_whose_rows_may_be_tokens_or_not_is_an_error():
     with pytest.raises(ValueError, match="128 may be the padded vocabulary or a width"):
         token_tables(config, {}, {"own_head/kernel": np.zeros((128, 2))})
     assert token_tables(small_model_config(100), {}, {"own/bias": np.zeros(128)}) == ["own/bias"]
+
+
+def test_weights_are_the_closest_point_of_the_simplex():
+    rng = np.random.default_rng(0)
+    scores = np.concatenate([rng.normal(0, 1, (20, 9)), [[3.0, 1.0, *[0.0] * 7]], np.ones((1, 9))])
+    weights = sparsemax(scores)
+    np.testing.assert_allclose(weights.sum(axis=1), 1)
+    assert (weights >= 0).all() and (weights == 0).any()
+    np.testing.assert_allclose(weights[-2:], [[1, *[0] * 8], [1 / 9] * 9])
+    for row, found in zip(scores, weights, strict=True):  # The optimum by its conditions:
+        thresholds = (row - found)[found > 0]  # all weights above 0 are a constant below scores,
+        np.testing.assert_allclose(thresholds, thresholds[0])
+        assert (row[found == 0] <= thresholds[0] + 1e-12).all()  # and no other score exceeds it.
+
+
+def test_a_vocabulary_in_another_order_gives_the_same_outputs(tmp_path):
+    pieces = ["boat", *"abcdef", *(f"##{each}" for each in "abcdef")]
+    old = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", pieces))
+    new = load_tokenizer(write_vocabulary(tmp_path / "other.txt", pieces[::-1], pad_id=3))
+    model = make_model(small_model_config(old.vocab_size), old)
+    vectors = np.ones((new.vocab_size, 1))
+    replacement = replace_vocabulary(model, new, vectors)
+    assert replacement.num_shared == new.vocab_size
+    order = [old.token_to_id(new.id_to_token(index)) for index in range(new.vocab_size)]
+    rows = [
+        [each.cls_id, *each.encode("boat badc."), each.mask_id, each.sep_id] for each in (old, new)
+    ]
+    assert rows[0] != rows[1]
+    expected = logits_of(model, rows[0])[:, order]
+    np.testing.assert_allclose(
+        logits_of(replacement.model, rows[1]), expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_rows_of_other_tokens_are_means_of_shared_ones(tmp_path):
+    old = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", [*"abcd", *"xy", "##y", "##z"]))
+    new = load_tokenizer(write_vocabulary(tmp_path / "other.txt", ["new", *"dcb", "xyz", "q", "e"]))
+    model = make_model(small_model_config(old.vocab_size + 4), old)
+    vectors = np.zeros((new.vocab_size, 2))
+    angles = {"b": 0.0, "c": 0.4, "d": 2.0, "new": 0.1, "e": 2.0}
+    for token, angle in angles.items():
+        vectors[new.token_to_id(token)] = np.cos(angle), np.sin(angle)
+    replacement = replace_vocabulary(model, new, vectors)
+    assert replacement.num_shared == 5 + 3 + 3  # Special tokens, ".", "##s" and "##ing", and "dcb".
+    counts = replacement.num_similar, replacement.num_pieces, replacement.num_mean
+    assert counts == (2, 1, 1)
+    config = config_from_settings(replacement.model.settings)
+    assert config.vocab_size == new.vocab_size
+    before, after = (
+        flax.traverse_util.flatten_dict(each.params, sep="/") for each in (model, replacement.model)
+    )
+    for path in (TABLE, BIAS):
+        table, found = before[path], after[path]
+        b, c, d = (table[old.token_to_id(token)] for token in "bcd")
+        # Two scores s and t have the weights (1 + s - t) / 2 and (1 + t - s) / 2.
+        weight = (1 + np.cos(0.1) - np.cos(0.3)) / 2
+        expected = weight * b + (1 - weight) * c
+        np.testing.assert_allclose(found[new.token_to_id("new")], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[new.token_to_id("e")], d, rtol=1e-5, atol=1e-6)
+        pieces = table[[old.token_to_id(token) for token in ("x", "##y", "##z")]]
+        np.testing.assert_allclose(
+            found[new.token_to_id("xyz")], pieces.mean(axis=0), rtol=1e-5, atol=1e-6
+        )
+        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *"dcb"]
+        shared = table[[old.token_to_id(name) for name in names]]
+        np.testing.assert_allclose(
+            found[new.token_to_id("q")], shared.mean(axis=0), rtol=1e-5, atol=1e-6
+        )
+        for name in names:
+            np.testing.assert_array_equal(
+                found[new.token_to_id(name)], table[old.token_to_id(name)]
+            )
+
+
+def test_ids_in_the_model_config_follow_the_vocabulary(tmp_path):
+    old = write_tokenizer("bpe", tmp_path / "old")
+    model = make_model(small_longformer_config(old.vocab_size, sep_id=old.sep_id), old)
+    new = with_layout(load_tokenizer(write_vocabulary(tmp_path / "v.txt")), old.layout)
+    replaced = replace_vocabulary(model, new, np.ones((new.vocab_size, 1))).model
+    assert config_from_settings(replaced.settings).sep_id == new.sep_id != old.sep_id
+
+
+def test_vocabularies_that_share_no_frequent_token_are_an_error(tmp_path):
+    old = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", [*"abcd"]))
+    new = load_tokenizer(write_vocabulary(tmp_path / "other.txt", [*"xyz"]))
+    vectors = np.zeros((new.vocab_size, 1))
+    vectors[-3:] = 1
+    with pytest.raises(ValueError, match="share no token that is frequent in the text"):
+        replace_vocabulary(make_model(small_model_config(old.vocab_size), old), new, vectors)
