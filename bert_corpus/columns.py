@@ -22,6 +22,7 @@ from bert_corpus.inputs import Unit
 # The first that gives the header the column separates the fields: spreadsheets in countries with
 # decimal commas write semicolons.
 DELIMITERS = {"csv": ",;\t", "tsv": "\t,;"}
+MAX_SHOWN = 20  # columns in an error
 BATCH_ROWS = 1024  # of Parquet, read at once
 ARROW_FILE = b"ARROW1"  # begins Arrow's file format; `datasets` writes its stream format
 
@@ -75,9 +76,12 @@ def _split_header(line: str, delimiters: str, field: str) -> tuple[list[str], st
 
 def no_column(path: str, names: Iterable[str], field: str, fix: str = ":") -> ValueError:
     """Returns the error of a table without the column of text."""
+    names = list(names)
+    shown = [f"{name!r:.50}" for name in names[:MAX_SHOWN]]
+    shown += [f"{len(names) - MAX_SHOWN} more"] * (len(names) > MAX_SHOWN)
     return ValueError(
-        f"{path} has the columns {', '.join(map(repr, names))}; expected {field!r}{fix} name the "
-        "column with --text_field"
+        f"{path} has the columns {', '.join(shown)}; expected {field!r}{fix} name the column with "
+        "--text_field"
     )
 
 

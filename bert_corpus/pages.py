@@ -14,7 +14,9 @@ from bert_corpus.inputs import Unit
 
 CHARSET = re.compile(rb"<meta[^>]*\bcharset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 CHARSET_BYTES = 1 << 10  # at the beginning of a page, in which the standard expects its encoding
-FRONT_MATTER = re.compile(r"---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE)
+FRONT_MATTER = re.compile(
+    r"---[ \t]*\n[\w.-]+[ \t]*:.*?^(?:---|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
+)
 # Tokens of markdown-it whose content is no running text -> the name of their count.
 NOT_TEXT = {"fence": "code_blocks", "code_block": "code_blocks", "html_block": "html_blocks"}
 
@@ -90,7 +92,7 @@ def read_markdown(unit: Unit, skipped: collections.Counter) -> Iterator[Document
 def _inline_text(token) -> str:
     """Returns the text of a token within a paragraph."""
     if token.type in ("softbreak", "hardbreak"):
-        return "\n"
+        return " " if token.type == "softbreak" else "\n"
     if token.type == "html_inline":
         return " " if token.content.lower().startswith("<br") else ""
     return "" if token.type == "image" else token.content

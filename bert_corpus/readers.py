@@ -316,6 +316,8 @@ def _read_hub(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
         raise ValueError(f"{address} was changed while it was read: run the same command again")
     if dataset.column_names and field not in dataset.column_names:
         raise no_column(address, dataset.column_names, field)
+    if dataset.column_names:  # They are known before the data are read.
+        dataset = dataset.select_columns([field])
     for example in dataset.shard(unit.count, unit.index):
         skipped["lines"] += 1
         text = example.get(field)
