@@ -1,5 +1,6 @@
 """Small tokenizers of every kind, trained on random texts in many scripts."""
 
+import base64
 import functools
 import io
 import json
@@ -8,6 +9,7 @@ import random
 import tempfile
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from bert_corpus.vocabulary import train_byte_pair
 from bert_jax.tokenizers.tokenizer import load_tokenizer
@@ -90,6 +92,39 @@ def unigram(directory: pathlib.Path, model_type: str) -> None:
     write_config(directory, model_type, {})
 
 
+def xlm_roberta(directory: pathlib.Path) -> None:
+    """Writes the `tokenizer.json` of an XLM-R, whose mask is the last piece, and `config.json`."""
+    model = sentencepiece_model_pb2.ModelProto.FromString(
+        train_sentencepiece("unigram", pad_piece="<pad>")
+    )
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocabulary = [
+        *([name, 0.0] for name in special),
+        *([piece.piece, piece.score] for piece in model.pieces[5:]),
+        ["<mask>", 0.0],
+    ]
+    charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}
+    options = {"single_word": False, "rstrip": False, "normalized": False, "special": True}
+    spec = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": [name for name, _ in vocabulary].index(name), "content": name, **options}
+            | {"lstrip": name == "<mask>"}
+            for name in [*special, "<mask>"]
+        ],
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace | {"split": True}],
+        },
+        "decoder": metaspace | {"split": True},
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocabulary, "byte_fallback": False},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(spec))
+    write_config(directory, "xlm-roberta", {})
+
+
 def sentencepiece_alone(directory: pathlib.Path, model_type: str) -> None:
     """Writes a `spiece.model` of "unigram" or "bpe", with BERT's special tokens."""
     content = train_sentencepiece(model_type, pad_piece="[PAD]", unk_piece="[UNK]")
@@ -130,6 +165,7 @@ WRITERS = {
     "bpe with added tokens": functools.partial(bpe, prefix=True, added=True),
     "albert": functools.partial(unigram, model_type="albert"),
     "deberta": functools.partial(unigram, model_type="deberta-v2"),
+    "xlm-r": xlm_roberta,
     "sentencepiece unigram": functools.partial(sentencepiece_alone, model_type="unigram"),
     "sentencepiece bpe": functools.partial(sentencepiece_alone, model_type="bpe"),
 }

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.tools.change_vocabulary import extend_vocab, replace_vocab
 from bert_jax.tools.convert_checkpoint import convert
-from bert_jax.tools.extend_vocab import extend_vocab
 from tests.helpers.models import write_torch_model
 from tests.helpers.tokenizers import NEW_WORDS, random_texts, write_tokenizer
 
@@ -25,6 +25,7 @@ CASES = {
     "RobertaForMaskedLM": ("bpe", ROBERTA),
     "ModernBertForMaskedLM": ("bpe with added tokens", MODERNBERT),
     "AlbertForMaskedLM": ("albert", {"embedding_size": 16}),
+    "XLMRobertaForMaskedLM": ("xlm-r", ROBERTA),
     "DebertaV2ForMaskedLM": ("deberta", {"legacy": True}),
 }
 
@@ -91,3 +92,42 @@ def is_usable(tokenizer, word: str) -> bool:
     ids = tokenizer.encode(f"x {word}")[len(tokenizer.encode("x")) :]
     is_word = tokenizer.stored.kind != "BPE" or word.isalpha()
     return len(ids) > 1 and tokenizer.unk_id not in ids and is_word
+
+
+@pytest.mark.parametrize(
+    ("class_name", "kind", "other", "settings"),
+    [
+        ("BertForMaskedLM", "wordpiece", "cased wordpiece with added tokens", {}),
+        ("RobertaForMaskedLM", "bpe", "xlm-r", ROBERTA),
+    ],
+)
+def test_an_exported_model_with_another_vocabulary_is_the_same(
+    class_name, kind, other, settings, tmp_path
+):
+    source = tmp_path / "source"
+    tokenizer, new = (write_tokenizer(name, tmp_path / name) for name in (kind, other))
+    write_torch_model(source, class_name, vocab_size=tokenizer.vocab_size, **settings)
+    (source / "vocab.txt").unlink()
+    for path in (tmp_path / kind).iterdir():
+        if path.name != "config.json":
+            shutil.copy(path, source)
+    texts = random_texts(NUM_TEXTS)
+    (tmp_path / "text.txt").write_text("\n\n".join(texts[:2000]))
+    replace_vocab(
+        str(source), str(tmp_path / other), [str(tmp_path / "text.txt")], str(tmp_path / "new")
+    )
+    convert(tmp_path / "new", tmp_path / "exported", "huggingface")
+    ours = bert_jax.load(tmp_path / "new")
+    assert ours.tokenizer.sha256 == new.sha256
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    expected = theirs([*texts], add_special_tokens=False, verbose=False)["input_ids"]
+    actual = ours.tokenizer.encode_batch(texts)
+    wrong = [t for t, a, b in zip(texts, actual, expected, strict=True) if a != list(b)]
+    assert not wrong, f"{len(wrong)} of {NUM_TEXTS} differ, first: {wrong[0]!r}"
+    exported = getattr(transformers, class_name).from_pretrained(tmp_path / "exported").eval()
+    with torch.no_grad():
+        row = torch.tensor([theirs("x of a stent")["input_ids"]])
+        logits = exported(row).logits[0]
+    our_logits = ours.module.apply({"params": ours.params}, ours.batch("x of a stent"))[0]
+    found = np.asarray(our_logits)[0, :, : ours.config.vocab_size]
+    np.testing.assert_allclose(found, logits, rtol=1e-3, atol=2e-4)

@@ -10,8 +10,9 @@ import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tools.change_vocabulary import extend_vocab
 from bert_jax.tools.convert_checkpoint import convert
-from bert_jax.tools.extend_vocab import extend_vocab
+from tests.helpers.commands import run_each
 from tests.helpers.corpora import WORDS, build_small_corpus, random_text, write_vocabulary
 from tests.helpers.json_lines import read_lines
 from tests.helpers.models import write_weights
@@ -124,3 +125,16 @@ def test_bad_input_is_an_error_and_leaves_nothing(changes, message, given):
     with pytest.raises((CheckpointError, OSError, ValueError), match=re.escape(message)):
         extend_vocab(str(source), str(output), **arguments)
     assert output.exists() == existed and not list(given.glob("*.unfinished"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["extend_vocab", "replace_vocab"])
+def test_a_user_sees_one_line_for_an_error(tool, given):
+    paths = [f"--model={given / 'nowhere'}", f"--input={given / 'text.txt'}"]
+    paths += [f"--output={given / 'new'}"]
+    paths += [f"--vocab={given / 'vocab.txt'}"] * (tool == "replace_vocab")
+    (refused, unexpected) = run_each(f"bert_jax.tools.{tool}", [paths, [*paths, "more"]])
+    assert refused[0] == unexpected[0] == 1
+    assert refused[1].strip().startswith(f"{tool}: {given / 'nowhere'} does not exist; ")
+    assert "\n" not in refused[1].strip()
+    assert "unexpected arguments ['more']" in unexpected[1]

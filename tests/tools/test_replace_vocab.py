@@ -10,8 +10,8 @@ import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tools.change_vocabulary import replace_vocab
 from bert_jax.tools.convert_checkpoint import convert
-from bert_jax.tools.replace_vocab import replace_vocab
 from tests.helpers.corpora import WORDS, build_small_corpus, random_text, write_vocabulary
 from tests.helpers.models import write_weights
 
