@@ -323,8 +323,8 @@ class QueryBias(nn.Module):
 class EncoderLayer(nn.Module):
     """Relative self-attention, then a feed-forward network, each with LayerNorm of the sum.
 
-    Hidden states are `[B, L, H]`, or `Streams` of them, which have the same parameters and the same
-    dropout. `attend` needs all positions of a sequence; `finish` treats each position on its own.
+    Hidden states are `[B, L, H]`, or `Streams` of them, which have the same parameters. `attend`
+    needs all positions of a sequence; `finish` treats each position on its own.
     """
 
     config: XlnetConfig
