@@ -197,6 +197,20 @@ def test_rows_beyond_512_tokens_are_read_by_blocks():
 
 
 @pytest.mark.exhaustive
+def test_queries_at_some_positions_of_long_rows_are_those_at_all():
+    """Those at all are read by blocks, as the content is; those at some are not."""
+    config = small_xlnet_config(max_position_embeddings=640)
+    tokens = np.random.default_rng(0).integers(5, 99, (1, 600))
+    batch = unpacked(tokens, [0, 200, 520]) | {"ranks": np.arange(600, dtype=np.int32)[None] % 7}
+    positions = np.array([[3, 519, 200, 130, 7]], np.int32)
+    encoder = Encoder(config)
+    variables = {"params": random_params(encoder, batch)}
+    apply = jax.jit(lambda *args: encoder.apply(variables, batch, *args))
+    found = apply(None, positions).query
+    np.testing.assert_allclose(found, apply().query[:, positions[0]], atol=2e-5)
+
+
+@pytest.mark.exhaustive
 def test_both_streams_drop_the_same_places():
     """Each place is dropped in training; what is dropped of sinusoids is the same for all rows."""
     config = small_xlnet_config(num_layers=1)
