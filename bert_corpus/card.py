@@ -7,6 +7,7 @@ import fsspec
 
 from bert_corpus.manifest import count_in_words
 from bert_corpus.plan import SAMPLES
+from bert_corpus.summary import describe_text
 from bert_jax.data.rows import MANIFEST, corpus_warnings
 
 CARD, PICTURE = "card.md", "card.png"
@@ -73,7 +74,7 @@ def describe(manifest: dict, samples: dict) -> str:
     lines += ["", f"Vocabulary: {manifest['vocabulary']['size']:,} pieces."]
     lines += [f"Settings: {settings}.", "", "## Counts", ""]
     names = ("documents", "sentences", "text_tokens", "pairs", "rows", "tokens", "special_tokens")
-    names = (*names, "copied_tokens", "mean_pair_length", "fill")
+    names = (*names, "repeated_tokens", "copied_tokens", "mean_pair_length", "fill")
     rows = [(name.replace("_", " "), *(f"{s[name]:,}" for s in splits.values())) for name in names]
     labels = [s["nsp_labels"]["not_next"] / s["pairs"] for s in splits.values()]
     label = "swapped" if config["rows"] == "sentence_order" else "NotNext"
@@ -84,7 +85,7 @@ def describe(manifest: dict, samples: dict) -> str:
         "Each pass uses every token of the text that is not dropped; copied tokens are in several "
         "pairs: random second spans, and sentences used twice. Documents and sentences include "
         "the dropped ones. In each split:\n\n"
-        "    (text - duplicates) x passes + copied\n"
+        "    (text - duplicates + repeated) x passes + copied\n"
         "        = tokens - special + truncated + tokens of parts without pairs"
     )
     reasons = sorted({reason for split in splits.values() for reason in split["dropped"]})
@@ -93,6 +94,7 @@ def describe(manifest: dict, samples: dict) -> str:
         for reason in reasons
     ]
     lines += ["", "## Dropped", "", *_table(("", *splits), dropped)]
+    lines += ["", "## Text", "", *(f"- {line}" for line in describe_text(manifest["text"]))]
     if manifest["skipped"]:
         lines += ["", f"Skipped while reading: {count_in_words(manifest['skipped'])}."]
     for warning in corpus_warnings(manifest):

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.inputs import Source
-from bert_corpus.steps import HISTOGRAM_BINS, Report
+from bert_corpus.steps import HISTOGRAM_BINS, INPUT_LENGTHS, Report
+from bert_corpus.text_check import check_text
 from bert_jax.data.packing import token_dtype
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -64,6 +65,9 @@ def make_manifest(
         sum(count.get(name, 0) for count in report.counts.values())
         for name in ("documents", "documents_without_punctuation")
     )
+    is_symbols = 2 * num_symbols > num_documents
+    texts = [text for _, text in report.texts]
+    text, text_warnings = check_text(texts, tokenizer, config, is_symbols)
     return {
         "format_version": FORMAT_VERSION,
         "build_version": BUILD_VERSION,
@@ -71,9 +75,11 @@ def make_manifest(
         "splits": splits,
         "median_sentences": median,
         "warnings": [
-            *_advise(splits, sources, config, median, 2 * num_symbols > num_documents),
+            *_advise(splits, sources, config, median, is_symbols),
             *_advise_on_accents(tokenizer),
+            *text_warnings,
         ],
+        "text": text | {"beyond_length": _beyond_length(report.counts)},
         "skipped": {
             name: count
             for name, count in sorted(report.skipped.items())
@@ -106,6 +112,16 @@ def _median_sentences(counts: dict[str, dict[str, int]]) -> int:
         if below >= middle:
             return number
     return 0
+
+
+def _beyond_length(counts: dict[str, dict[str, int]]) -> dict[str, float]:
+    """Returns the share of the text that is beyond each length of an input in its document."""
+    splits = counts.values()
+    total = sum(count["text_tokens"] for count in splits)
+    return {
+        str(length): round(sum(c.get(f"tokens_beyond_{length}", 0) for c in splits) / total, 4)
+        for length in INPUT_LENGTHS
+    }
 
 
 def _advise(

@@ -42,6 +42,11 @@ GROUP_TOKENS = 1 << 18
 MAX_SAMPLES = 20  # of dropped documents, for each reason
 SAMPLE_CHARACTERS = 200
 HISTOGRAM_BINS = 16
+# Of the documents of a corpus, a random sample of beginnings, to check the language and vocabulary.
+MAX_TEXTS = 200
+TEXT_CHARACTERS = 1000
+# Lengths of an input, in tokens, at which is counted what would be cut off.
+INPUT_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 # Text in a natural language has it; sequences of symbols, such as DNA, have none.
 PUNCTUATION = re.compile(r"[^\w\s*-]")
 
@@ -85,6 +90,7 @@ class Report:
       samples: the beginnings of some of the dropped documents, by reason.
       rows: the text of the first rows, with their special tokens.
       keys: number and keys of each document, to find near duplicates.
+      texts: (hash, beginning) of the documents with the smallest hashes, a random sample.
     """
 
     counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
@@ -92,6 +98,7 @@ class Report:
     samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     rows: list[str] = dataclasses.field(default_factory=list)
     keys: list[list[int]] = dataclasses.field(default_factory=list)
+    texts: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def count(self, split: str) -> collections.Counter:
         """Returns the counts of a split, to add to."""
@@ -103,6 +110,13 @@ class Report:
         if len(samples := self.samples.setdefault(reason, [])) < MAX_SAMPLES:
             samples.append(" ".join(text[:SAMPLE_CHARACTERS].split()))
 
+    def sample(self, number: int, text: str) -> None:
+        """Keeps the beginning of a document if its hash, `number`, is among the smallest."""
+        if len(self.texts) == MAX_TEXTS and number >= self.texts[-1][0]:
+            return
+        bisect.insort(self.texts, (number, text[:TEXT_CHARACTERS]))
+        del self.texts[MAX_TEXTS:]
+
     def add(self, other: "Report") -> None:
         """Adds the counts and samples of another report, but not its keys."""
         for split, counts in other.counts.items():
@@ -111,6 +125,8 @@ class Report:
         for reason, texts in other.samples.items():
             self.samples[reason] = (self.samples.get(reason, []) + texts)[:MAX_SAMPLES]
         self.rows = (self.rows + other.rows)[:MAX_SAMPLES]
+        # JSON has turned the pairs into lists.
+        self.texts = sorted(map(tuple, [*self.texts, *other.texts]))[:MAX_TEXTS]
 
 
 def split_hash(document: Document, config: CorpusConfig) -> int:
@@ -217,6 +233,7 @@ def tokenize_unit(
     """
     itemsize = array(encoder.typecode).itemsize
     document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
+    num_tokens = 0  # of the document, so far
     documents = (
         (unit.source.repeats, *each)
         for unit in units
@@ -228,6 +245,7 @@ def tokenize_unit(
         texts = _split(document, config, report.skipped)
         if not document.continues:
             document_number, part_number, digest, is_dropped = document_number + 1, 0, b"", False
+            num_tokens = 0
             # Of all parts: no pair joins two splits.
             hashed = text_hash(_shown_text(document, texts), config.seed)
             split = "heldout" if hashed < heldout_limit else "train"
@@ -261,6 +279,12 @@ def tokenize_unit(
         if not document.continues:
             count[f"documents_of_sentences_{len(sentences)}"] += 1
             count["documents_without_punctuation"] += not any(map(PUNCTUATION.search, texts))
+            report.sample(hashed, " ".join(texts))
+        before, num_tokens = num_tokens, num_tokens + sum(map(len, sentences)) // itemsize
+        for length in INPUT_LENGTHS:
+            count[f"tokens_beyond_{length}"] += max(num_tokens - length, 0) - max(
+                before - length, 0
+            )
         pieces = []
         for ids in sentences:
             pieces += cut_sentence(ids, config.max_seq_length, itemsize)

@@ -4,6 +4,8 @@ from bert_corpus.manifest import count_in_words
 from bert_corpus.plan import Plan
 from bert_jax.data.rows import corpus_warnings
 
+MAX_LANGUAGES = 3  # that are shown
+
 
 def summarize(
     plan: Plan, manifest: dict, samples: dict, num_samples: int
@@ -15,6 +17,7 @@ def summarize(
     lines, warnings = [_describe_documents(plan, manifest)], corpus_warnings(manifest)
     for split, counts in manifest["splits"].items():
         lines.append(_describe_split(split, counts, plan.config.rows))
+    lines += describe_text(manifest["text"])
     if manifest["skipped"]:
         lines.append(f"skipped while reading: {count_in_words(manifest['skipped'])}")
     for reason, texts in samples["dropped"].items():
@@ -41,6 +44,23 @@ def _describe_documents(plan: Plan, manifest: dict) -> str:
         f"found {num_documents:,} documents in {num_inputs:,} input{'s' * (num_inputs > 1)}{how}; "
         f"the median document has {median:,} sentence{'s' * (median > 1)}"
     )
+
+
+def describe_text(text: dict) -> list[str]:
+    """Returns lines on the language, the vocabulary and the lengths of documents."""
+    parts = []
+    if languages := text.get("languages"):
+        shares = [f"{code} {share:.0%}" for code, share in [*languages.items()][:MAX_LANGUAGES]]
+        parts.append(f"identified as {', '.join(shares)}")
+    parts.append(f"{text['tokens_per_word']:.2f} tokens per word")
+    if "accented_words" in text:
+        parts.append(f"{text['accented_words']:.1%} of the words lose accents")
+    cut = {int(n): share for n, share in text["beyond_length"].items() if share}
+    lines = [f"text ({text['documents']} documents, sampled): {'; '.join(parts)}"]
+    if cut:
+        shares = ", ".join(f"{share:.1%} at {length:,}" for length, share in cut.items())
+        lines.append(f"as inputs of single documents, cut off would be: {shares} tokens")
+    return lines
 
 
 def unknown_share(manifest: dict) -> float:
