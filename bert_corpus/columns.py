@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
@@ -19,9 +20,6 @@ from bert_corpus.files import (
 )
 from bert_corpus.inputs import Unit
 
-# The first that gives the header the column separates the fields: spreadsheets in countries with
-# decimal commas write semicolons.
-DELIMITERS = {"csv": ",;\t", "tsv": "\t,;"}
 MAX_SHOWN = 20  # columns in an error
 BATCH_ROWS = 1024  # of Parquet, read at once
 ARROW_FILE = b"ARROW1"  # begins Arrow's file format; `datasets` writes its stream format
@@ -37,8 +35,8 @@ def read_table(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     path, field = unit.source.path, unit.source.text_field
     lines = (decode_line(line, offset, unit) for offset, _, line in read_lines(unit))
     header_line = next(lines, "")
-    delimiters = DELIMITERS["tsv" if ".tsv" in path.lower() else "csv"]
-    names, delimiter = _split_header(header_line, delimiters, field)
+    is_tsv = re.search(r"\.(tsv|tab)(\.\w+)?$", path, re.IGNORECASE)
+    names, delimiter = _split_header(header_line, "\t,;" if is_tsv else ",;\t", field)
     if field not in names:
         raise no_column(path, names, field, ": its first line must name the columns, or")
     if names.count(field) > 1:
@@ -69,7 +67,10 @@ def read_table(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
 
 
 def _split_header(line: str, delimiters: str, field: str) -> tuple[list[str], str]:
-    """Returns the names in a header, and what separates them."""
+    """Returns the names in a header, and what separates them: the first that gives `field`.
+
+    Spreadsheets in countries with decimal commas write semicolons.
+    """
     headers = [(next(csv.reader([line], delimiter=d), []), d) for d in delimiters]
     return next((header for header in headers if field in header[0]), headers[0])
 
@@ -112,11 +113,15 @@ def _arrow_batches(stream: BinaryIO):
 
     is_file = stream.read(len(ARROW_FILE)) == ARROW_FILE
     stream.seek(0)
-    if not is_file:
-        reader = ipc.open_stream(stream)
-        return reader.schema, iter(reader)
-    reader = ipc.open_file(stream)
-    return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+    reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+    return reader.schema, map(_validated, batches)
+
+
+def _validated(batch):
+    """Returns a record batch. Raises ArrowInvalid for a damaged one, of which Arrow may crash."""
+    batch.validate(full=True)
+    return batch
 
 
 @contextlib.contextmanager
@@ -126,7 +131,7 @@ def _damage_named(path: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, EOFError, pyarrow.ArrowException) as error:
+    except (OSError, EOFError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise_if_unreadable(error)
         raise damaged(path, error) from error
 

@@ -33,8 +33,8 @@ FORMATS = {
     "jsonl": r".+\.(jsonl|ndjson|json)" + COMPRESSED,
     "parquet": r".+\.parquet(?P<compression>)",
     "arrow": r".+\.arrow(?P<compression>)",
-    "table": r".+\.(csv|tsv)" + COMPRESSED,
-    "fasta": r".+\.(fasta|fa|fna|faa)" + COMPRESSED,
+    "table": r".+\.(csv|tsv|tab)" + COMPRESSED,
+    "fasta": r".+\.(fasta|fas|fa|fna|ffn|frn|faa)" + COMPRESSED,
     "html": r".+\.html?" + COMPRESSED,
     "markdown": r".+\.(md|markdown)" + COMPRESSED,
 }
@@ -310,9 +310,9 @@ def format_of(path: str) -> tuple[str, str]:
             return name, (match["compression"] or "").lower()
     raise ValueError(
         f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none), a Wikipedia "
-        "dump (.xml), JSON lines (.jsonl, .ndjson, .json), a table (.csv, .tsv), pages (.html, "
-        ".htm, .md) or sequences (.fasta, .fa, .fna, .faa), all also as .gz, .bz2, .zst or .xz; or "
-        ".parquet or .arrow; if it is text, such as a log, rename it to *.txt"
+        "dump (.xml), JSON lines (.jsonl, .ndjson, .json), a table (.csv, .tsv, .tab), a page "
+        "(.html, .htm, .md) or sequences (.fasta, .fa, .fna, .faa), all also as .gz, .bz2, .zst or "
+        ".xz; or .parquet or .arrow; if it is text, such as a log, rename it to *.txt"
     )
 
 

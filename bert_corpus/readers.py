@@ -317,6 +317,8 @@ def _read_hub(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     if dataset.column_names and field not in dataset.column_names:
         raise no_column(address, dataset.column_names, field)
     if dataset.column_names:  # They are known before the data are read.
+        if getattr(kind := dataset.features[field], "dtype", "") not in ("string", "large_string"):
+            raise ValueError(f"column {field!r} of {address} is {kind}; expected string")
         dataset = dataset.select_columns([field])
     for example in dataset.shard(unit.count, unit.index):
         skipped["lines"] += 1

@@ -106,7 +106,7 @@ GOOD = {
     "csv_semicolons": ("a.csv", "id;body\n1;One, two.\n", "body", ["One, two."], {"lines": 1}),
     "csv_one_column": ("a.csv", 'text\n"One, two."\n', "text", ["One, two."], {"lines": 1}),
     "tsv": (
-        "a.TSV",
+        "a.TAB",
         'text\tlabel\nOne, "two".\t1\n"""Three"" is quoted."\t0\n',
         "text",
         ['One, "two".', '"Three" is quoted.'],
@@ -283,6 +283,20 @@ BAD = {
         "text",
         "a.arrow is damaged or cut off",
     ),
+    "arrow_with_damaged_offsets": (
+        "a.arrow",
+        arrow_stream({"text": ["One.", "Two."]}).replace(
+            b"\4\0\0\0\x08\0\0\0", b"\4\0\0\0\xff\xff\xff\x7f"
+        ),
+        "text",
+        "a.arrow is damaged or cut off",
+    ),
+    "arrow_that_is_not_utf_8": (
+        "a.arrow",
+        arrow_stream({"text": ["One.", "Two."]}).replace(b"Two.", b"\xffwo."),
+        "text",
+        "a.arrow is damaged or cut off",
+    ),
     "arrow_of_text": ("a.arrow", "One.\n", "text", "a.arrow is damaged or cut off"),
     "arrow_without_the_column": (
         "a.arrow",
@@ -450,3 +464,5 @@ def test_data_set_of_the_hub_is_streamed(tmp_path, monkeypatch):
     ):
         with pytest.raises(error, match=re.escape(message)):
             read(f"hf:{tmp_path}/{name}")
+    with pytest.raises(ValueError, match=r"column 'id' of hf:.* is Value\('int64'\); expected str"):
+        read(f"hf:{tmp_path}/news", "id")
