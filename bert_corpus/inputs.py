@@ -202,11 +202,15 @@ def _files_of_saved_dataset(pattern: str) -> list[str]:
         if pattern.startswith("tfds:") or is_hub_address(pattern) or glob.has_magic(pattern):
             return [pattern]
         files, path = fsspec.core.url_to_fs(pattern)
-        found = {name: f"{path}/{name}" for name in SAVED_DATASET if files.isfile(f"{path}/{name}")}
-        values = {name: json.loads(files.cat(address)) for name, address in found.items()}
+        found = [name for name in SAVED_DATASET if files.isfile(f"{path}/{name}")]
+        contents = {name: files.cat(f"{path}/{name}") for name in found}
     except Exception:
         return [pattern]  # `_find_files` says what is wrong.
     directory = pattern.rstrip("/")
+    try:
+        values = {name: json.loads(content) for name, content in contents.items()}
+    except ValueError as error:
+        raise ValueError(f"{directory}: {', '.join(found)} is damaged: {error}") from None
     if splits := values.get("dataset_dict.json", {}).get("splits"):
         options = ", ".join(f"--input={directory}/{split}" for split in splits)
         raise ValueError(f"{pattern} holds the splits of a data set: choose among {options}")

@@ -6,14 +6,24 @@ import logging
 import re
 from collections.abc import Iterator
 
-from markdown_it import MarkdownIt
-
 from bert_corpus.content import CONVERT
 from bert_corpus.files import Document, decode_line, read_lines
 from bert_corpus.inputs import Unit
 
 CHARSET = re.compile(rb"<meta[^>]*\bcharset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 CHARSET_BYTES = 1 << 10  # at the beginning of a page, in which the standard expects its encoding
+# What browsers read these names as: supersets, and never UTF-16, in which they could not be written
+# (WHATWG Encoding Standard; HTML Standard, 13.2.3.2).
+SUPERSETS = {
+    **dict.fromkeys(("ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin1"), "cp1252"),
+    **dict.fromkeys(("iso-8859-9", "latin5"), "cp1254"),
+    **dict.fromkeys(("iso-8859-11", "tis-620"), "cp874"),
+    **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "x-sjis"), "cp932"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987"), "cp949"),
+    "big5": "big5hkscs",
+    **dict.fromkeys(("utf-16", "utf-16le", "utf-16be"), "utf-8"),
+}
 FRONT_MATTER = re.compile(
     r"---[ \t]*\n[\w.-]+[ \t]*:.*?^(?:---|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
 )
@@ -50,10 +60,8 @@ def _decoded(unit: Unit) -> str:
 
 def _decoded_as(content: bytes, charset: str, unit: Unit) -> str:
     """Returns the text of a page in the encoding that it declares."""
-    # Browsers read these as their superset.
-    is_latin = charset.lower() in ("iso-8859-1", "latin1", "us-ascii", "ascii")
     try:
-        return content.decode("cp1252" if is_latin else charset)
+        return content.decode(SUPERSETS.get(charset.lower(), charset))
     except (LookupError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{unit.source.path} declares the encoding {charset}: {error}; {CONVERT}, and declare "
@@ -68,6 +76,8 @@ def read_markdown(unit: Unit, skipped: collections.Counter) -> Iterator[Document
     images and the metadata at the beginning are left out, and counted, as is a page of which
     nothing remains.
     """
+    from markdown_it import MarkdownIt  # here, because the import takes long
+
     text = _decoded(unit).replace("\r\n", "\n").replace("\r", "\n")
     if match := FRONT_MATTER.match(text):
         text = text[match.end() :]

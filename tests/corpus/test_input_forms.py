@@ -31,6 +31,9 @@ PAGE = f"""<!DOCTYPE html><html><head><title>Title</title><style>p {{}}</style><
 <article><h1>Heading</h1><p>{"</p><p>".join(PARAGRAPHS)}</p>
 <table><tr><td>cell</td></tr></table></article>
 <script>var x = 1;</script><footer>Copyright 2020</footer></body></html>"""
+CHINESE = (
+    "她在北京的大学里学习了很多年。后来回到了她的家乡。朱鎔基" * 3
+)  # The last is not in GB 2312.
 PAGE_TEXT = "\n\n".join(["Heading", *PARAGRAPHS])
 MARKDOWN = """---
 title: Metadata
@@ -157,6 +160,20 @@ GOOD = {
         DECLARED.format(PARAGRAPH).encode("cp1252"),
         "text",
         [PARAGRAPH],
+        {},
+    ),
+    "html_that_cannot_be_utf_16": (
+        "a.html",
+        DECLARED.format(PARAGRAPH).replace("windows-1252", "utf-16"),
+        "text",
+        [PARAGRAPH],
+        {},
+    ),
+    "html_in_chinese": (
+        "a.html",
+        DECLARED.format(CHINESE).replace("windows-1252", "gb2312").encode("gbk"),
+        "text",
+        [CHINESE],
         {},
     ),
     "html_without_text": ("a.html", "<html></html>", "text", [], {"pages_without_text": 1}),
@@ -392,6 +409,9 @@ def test_directory_of_a_saved_data_set_is_read(tmp_path, monkeypatch):
         read(f"{tmp_path}/train/*")
     write_saved_dataset(tmp_path / "train", texts, _indices_data_files=[{"filename": "i.arrow"}])
     with pytest.raises(ValueError, match="holds rows and a selection of them, which is not read"):
+        read(f"{tmp_path}/train")
+    write_files(tmp_path, {"train/state.json": "{"})
+    with pytest.raises(ValueError, match=r"train: state\.json, dataset_info\.json is damaged"):
         read(f"{tmp_path}/train")
     os.remove(tmp_path / "train" / "data-00001-of-00002.arrow")
     write_files(tmp_path, {"train/state.json": '{"_data_files": [{"filename": "data-1.arrow"}]}'})
