@@ -60,6 +60,10 @@ def token_vectors(
         )
     vectors = np.zeros((size, min(NUM_DIMENSIONS, len(frequent) - 1)), np.float32)
     information = positive_information(counts[frequent][:, frequent].astype(np.float64))
+    if not information.nnz:
+        raise ValueError(
+            "in the text, no token occurs beside another more than by chance: give more"
+        )
     vectors[frequent] = _unit_vectors(information, vectors.shape[1])
     return vectors
 

@@ -60,7 +60,7 @@ def extend_vocab(
         words = _read_words(tokenizer, words_path, split)
     else:
         words = _suggest_words(tokenizer, split, number or NUM_WORDS, min_count)
-    print_table(tokenizer, words, MAX_ROWS if output else len(words))
+    print_table(tokenizer, words, MAX_ROWS if output else len(words), bool(counts))
     if not output:
         print("nothing is written without --output")
         return
@@ -101,15 +101,20 @@ def _suggest_words(
     return words
 
 
-def print_table(tokenizer: Tokenizer, words: Sequence[NewWord], num_rows: int) -> None:
+def print_table(
+    tokenizer: Tokenizer, words: Sequence[NewWord], num_rows: int, has_counts: bool
+) -> None:
     """Prints the first `num_rows` words, what they save and the pieces they are split into."""
-    print(f"{'saves':>10} {'count':>10}  word, and the pieces that it is split into")
+    if has_counts:
+        print(f"{'saves':>10} {'count':>10}  word, and the pieces that it is split into")
     for word in words[:num_rows]:
         pieces = " ".join(tokenizer.id_to_token(index) for index in word.ids)
-        print(f"{word.saved:>10,} {word.count:>10,}  {word.text}: {pieces}")
+        saved = f"{word.saved:>10,} {word.count:>10,}  " if has_counts else ""
+        print(f"{saved}{word.text}: {pieces}")
     if len(words) > num_rows:
         rest = sum(word.saved for word in words[num_rows:])
-        print(f"{rest:>10,} {'':>10}  {len(words) - num_rows:,} other words")
+        saved = f"{rest:>10,} {'':>10}  " if has_counts else ""
+        print(f"{saved}{len(words) - num_rows:,} other words")
 
 
 def describe_places(extension: Extension, vocab_size: int) -> str:

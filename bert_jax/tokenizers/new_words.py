@@ -105,7 +105,8 @@ def _split(tokenizer: Tokenizer, text: str) -> list[str]:
     """Returns the words of a text that follows a space, as the model of the tokenizer gets them."""
     text = f"{FIRST} {text}"
     if isinstance(tokenizer, SentencePieceTokenizer):
-        return re.findall(f"{unigram.SPACE}[^{unigram.SPACE}]+", tokenizer.normalize(text))[1:]
+        _, *words = tokenizer.normalize(text).removeprefix(unigram.SPACE).split(unigram.SPACE)
+        return [f"{unigram.SPACE}{word}" for word in words if word]
     backend = tokenizer.stored.backend
     if backend.normalizer:
         text = backend.normalizer.normalize_str(text)

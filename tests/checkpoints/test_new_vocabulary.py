@@ -258,6 +258,14 @@ def test_ids_in_the_model_config_follow_the_vocabulary(tmp_path):
     assert config_from_settings(replaced.settings).sep_id == new.sep_id != old.sep_id
 
 
+def test_a_vocabulary_that_joins_texts_in_another_way_than_the_model_is_an_error(tmp_path):
+    old = write_tokenizer("bpe", tmp_path / "old")
+    model = make_model(small_longformer_config(old.vocab_size, sep_id=old.sep_id), old)
+    new = load_tokenizer(write_vocabulary(tmp_path / "v.txt"))
+    with pytest.raises(ValueError, match="longformer expects 2 separators"):
+        replace_vocabulary(model, new, np.ones((new.vocab_size, 1)))
+
+
 def test_vocabularies_that_share_no_frequent_token_are_an_error(tmp_path):
     old = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", [*"abcd"]))
     new = load_tokenizer(write_vocabulary(tmp_path / "other.txt", [*"xyz"]))

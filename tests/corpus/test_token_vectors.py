@@ -68,8 +68,15 @@ def test_tokens_in_the_same_company_have_similar_vectors(tmp_path):
     np.testing.assert_array_equal(vectors, token_vectors([str(tmp_path / "text.txt")], tokenizer))
 
 
-def test_too_little_text_is_an_error(tmp_path):
-    (tmp_path / "text.txt").write_text("a river of people")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a river of people", "only 0 tokens occur at least 10 times in the text"),
+        ("a\n\nriver\n\nof\n\n" * 10, "no token occurs beside another more than by chance"),
+    ],
+)
+def test_too_little_text_is_an_error(text, message, tmp_path):
+    (tmp_path / "text.txt").write_text(text)
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
-    with pytest.raises(ValueError, match="only 0 tokens occur at least 10 times in the text"):
+    with pytest.raises(ValueError, match=message):
         token_vectors([str(tmp_path / "text.txt")], tokenizer)

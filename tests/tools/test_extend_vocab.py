@@ -10,6 +10,7 @@ import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.runtime.errors import CheckpointError
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.change_vocabulary import extend_vocab
 from bert_jax.tools.convert_checkpoint import convert
 from tests.helpers.commands import run_each
@@ -89,6 +90,14 @@ def test_without_an_output_it_only_suggests(given, capsys):
     for line, count, (fewer, split) in zip(printed[-3:-1], counts, expected, strict=True):
         assert line.split(maxsplit=2) == [f"{fewer * count:,}", f"{count:,}", split]
     assert {path.name for path in given.iterdir()} == files
+
+
+def test_a_list_needs_no_text(given, capsys):
+    extend(given, inputs=None, words_path=str(given / "words.txt"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["village: v ##i ##l ##l ##a ##g ##e", "people: p ##e ##o ##p ##l ##e"]
+    assert len(lines) == 3 and "2 new words, 1 in the place of [unused] pieces" in lines[2]
+    assert len(load_tokenizer(given / "new").encode("village people")) == 2
 
 
 @pytest.mark.parametrize(
