@@ -213,18 +213,22 @@ def cases(table):
 
 
 @pytest.mark.parametrize(("name", "content", "field", "expected", "skipped"), cases(GOOD))
-def test_form_is_read(tmp_path, name, content, field, expected, skipped):
+def test_form_is_read(tmp_path, monkeypatch, name, content, field, expected, skipped):
     write_files(tmp_path, {name: content})
     found, counts = read(f"{tmp_path}/{name}", field)
     if expected is None:
         expected, skipped = GOOD["markdown"][3:]
     assert [document.text for document in found] == expected
     assert skipped is None or counts == skipped
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 40)  # Many units hold each document once.
+    in_units, counts_of_units = read(f"{tmp_path}/{name}", field)
+    assert (sorted(in_units), counts_of_units) == (sorted(found), counts)
     if not name.endswith(".arrow"):
         for suffix, compress in ((".gz", gzip.compress), (".bz2", bz2.compress)):
             content = content.encode() if isinstance(content, str) else content
             write_files(tmp_path, {name + suffix: compress(content)})
-            assert read(f"{tmp_path}/{name}{suffix}", field) == (found, counts)
+            in_units, counts_of_units = read(f"{tmp_path}/{name}{suffix}", field)
+            assert (sorted(in_units), counts_of_units) == (sorted(found), counts)
 
 
 # Name, content, --text_field, message.
@@ -419,6 +423,7 @@ def test_directory_of_a_saved_data_set_is_read(tmp_path, monkeypatch):
         read(f"{tmp_path}/train")
 
 
+@pytest.mark.slow
 def test_corpus_of_all_forms_is_the_same_with_any_number_of_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "UNIT_BYTES", 3000)
     texts = [text.replace("\n", " ") for text in random_text(60, seed=1).split("\n\n")]
