@@ -91,7 +91,7 @@ def positive_information(counts: scipy.sparse.csr_array) -> scipy.sparse.csr_arr
     counts = counts.tocoo()
     totals = np.asarray(counts.sum(axis=1)).ravel()
     contexts = totals**SMOOTHING
-    contexts /= contexts.sum()
+    contexts /= max(contexts.sum(), 1.0)  # 0 if no sentence has two tokens.
     rows, columns = counts.coords
     values = np.log(counts.data / (totals[rows] * contexts[columns]))
     keep = values > 0

@@ -79,6 +79,15 @@ def text_of_piece(tokenizer: Tokenizer, piece: str) -> str:
     return piece if isinstance(tokenizer, WordPieceTokenizer) else piece.lstrip(unigram.SPACE)
 
 
+def is_piece(tokenizer: Tokenizer, piece: str) -> bool:
+    """Returns whether the tokenizer has a piece, whatever it makes of the word."""
+    try:
+        tokenizer.token_to_id(piece)
+    except KeyError:
+        return False
+    return True
+
+
 def add_words(tokenizer: Tokenizer, pieces: Sequence[str]) -> tuple[Tokenizer, list[int]]:
     """Returns the tokenizer with more pieces, of `piece_of_word`, and their ids.
 
@@ -86,6 +95,8 @@ def add_words(tokenizer: Tokenizer, pieces: Sequence[str]) -> tuple[Tokenizer, l
     id. Raises ValueError if the tokenizer could not read the new words, or would read others
     otherwise than before.
     """
+    if unused := [piece for piece in pieces if is_piece(tokenizer, piece)]:
+        raise ValueError(f"{unused[0]!r} is a piece already, though its word has a better split")
     if isinstance(tokenizer, SentencePieceTokenizer):
         extended = _add_to_sentencepiece(tokenizer, pieces)
         ids = list(range(tokenizer.vocab_size, extended.vocab_size))

@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.tokenizers.new_words import ids_after_space, piece_of_word, text_of_piece, words_of
+from bert_jax.tokenizers.new_words import (
+    ids_after_space,
+    is_piece,
+    piece_of_word,
+    text_of_piece,
+    words_of,
+)
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
@@ -58,6 +64,8 @@ def suggest_words(
         elif tokenizer.unk_id in word.ids:
             unknown = tokenizer.id_to_token(tokenizer.unk_id)
             reasons[f"{unknown} among their pieces, so no vector to start from"] += 1
+        elif is_piece(tokenizer, word.piece):
+            reasons["pieces already, with a better split"] += 1
         elif word.count < min_count:
             reasons[f"fewer than {min_count} occurrences"] += 1
         else:
@@ -94,6 +102,12 @@ def given_words(
         if len(ids) == 1:
             found = tokenizer.id_to_token(ids[0])
             raise ValueError(f"line {number}: {text!r} is already the piece {found!r}: remove it")
+        if is_piece(tokenizer, piece):
+            found = " ".join(map(tokenizer.id_to_token, ids))
+            raise ValueError(
+                f"line {number}: {text!r} is already the piece {piece!r}, but to this tokenizer "
+                f"{found} is more probable: remove it"
+            )
         repeated += piece in words
         count = counted[piece].count if piece in counted else 0
         words[piece] = NewWord(piece, text_of_piece(tokenizer, piece), count, ids)

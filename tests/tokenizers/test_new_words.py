@@ -95,6 +95,26 @@ def test_pieces_that_no_merge_makes_keep_texts_from_changing(tmp_path):
         add_words(load_tokenizer(tmp_path / "model"), ["Ġstent"])
 
 
+def test_a_piece_that_has_a_better_split_is_not_added_again(tmp_path):
+    vocabulary = [["[PAD]", 0.0], ["[UNK]", 0.0], ["[CLS]", 0.0], ["[SEP]", 0.0], ["[MASK]", 0.0]]
+    vocabulary += [["▁st", -1.0], ["ent", -1.0], ["▁stent", -9.0], ["▁", -2.0]]
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}
+    model = {"type": "Unigram", "unk_id": 1, "vocab": vocabulary}
+    spec = {"model": model, "pre_tokenizer": metaspace, "decoder": metaspace}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    tokenizer = load_tokenizer(tmp_path)
+    words = words_of_text(tokenizer, {"stent": 9})
+    assert suggest_words(tokenizer, words.values(), 9, 1) == (
+        [],
+        {"pieces already, with a better split": 1},
+    )
+    with pytest.raises(ValueError, match="but to this tokenizer ▁st ent is more probable"):
+        given_words(tokenizer, ["stent"], {})
+    with pytest.raises(ValueError, match="'▁stent' is a piece already"):
+        add_words(tokenizer, ["▁stent"])
+
+
 def test_suggestions_are_ranked_by_the_tokens_that_they_save(tmp_path):
     path = write_vocabulary(
         tmp_path / "vocab.txt", [*"abc", *(f"##{each}" for each in "abc"), "c1"]
