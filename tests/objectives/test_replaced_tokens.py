@@ -169,6 +169,8 @@ def test_both_networks_of_a_disentangled_run_have_the_tables_that_they_read():
 @pytest.mark.parametrize("architecture", ["modernbert", "mpnet", "esm", "longformer"])
 def test_objective_on_others(architecture, holds, tmp_path):
     config = suites.on_architecture(CASE, architecture).config
+    if architecture == "longformer":  # Other random weights find no token replaced.
+        config = dataclasses.replace(config, type_vocab_size=1, initializer_range=0.1)
     holds(dataclasses.replace(MODERNBERT, config=config), tmp_path)
 
 
