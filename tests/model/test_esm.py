@@ -26,8 +26,8 @@ from bert_jax.model.esm_names import config_from_json, config_to_json
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.pretrain_setup import make_model_config
 from tests.helpers.corpora import write_esm_vocabulary
-from tests.helpers.models import batch_of_row, random_params, small_esm_config
-from tests.helpers.runs import saved_params
+from tests.helpers.models import assert_trees_equal, batch_of_row, random_params, small_esm_config
+from tests.helpers.runs import saved_params, stopped_after_save
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,15 @@ def test_proteins_are_trained_on_finetuned_loaded_and_exported(tmp_path):
     config = importlib.import_module("bert_jax.configs.pretrain.continue").get_config("runlocal")
     config.init_from, config.corpus = str(tmp_path / "esm"), str(tmp_path / "corpus")
     config.next_sentence, config.model.dropout_rate, config.num_steps = False, 0.0, 6
+    config.checkpoint_every = 2
     pretrain.train_and_evaluate(config.lock(), tmp_path / "pretrained")
+    with stopped_after_save(pretrain):
+        pretrain.train_and_evaluate(config, tmp_path / "resumed")
+    pretrain.train_and_evaluate(config, tmp_path / "resumed")
+    resumed, whole = (saved_params(tmp_path / name) for name in ("resumed", "pretrained"))
+    assert_trees_equal(resumed, whole)
     model = bert_jax.load(tmp_path / "pretrained")
-    before, after = (each["encoder"] for each in (params, saved_params(tmp_path / "pretrained")))
+    before, after = params["encoder"], whole["encoder"]
     unchanged = before["layer_inputs"]["frequencies"]["scale"]
     np.testing.assert_array_equal(after["layer_inputs"]["frequencies"]["scale"], unchanged)
     fills = model.fill_mask("MKT<mask>LLV", top_k=3)
