@@ -90,11 +90,15 @@ def without_special_tokens(tokenizer):
     return with_layout(tokenizer, Layout(0, True, is_bare=True))
 
 
-def with_layout(tokenizer, layout: Layout):
-    """Returns a tokenizer of the same vocabulary that joins texts in another way."""
-    spec = tokenizer_json(tokenizer.stored)
-    spec["post_processor"] = template(layout, spec, tokenizer.stored.special_tokens)
-    stored = make_tokenizer(spec, tokenizer.stored.special_tokens, layout, "", "test")
+def with_layout(tokenizer, layout: Layout, **names: str):
+    """Returns a tokenizer of the same vocabulary that joins texts in another way.
+
+    `names` are of special tokens that are others.
+    """
+    spec, special_tokens = tokenizer_json(tokenizer.stored), tokenizer.stored.special_tokens
+    special_tokens = special_tokens._replace(**names)
+    spec["post_processor"] = template(layout, spec, special_tokens)
+    stored = make_tokenizer(spec, special_tokens, layout, "", "test")
     return type(tokenizer)(stored)
 
 

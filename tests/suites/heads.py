@@ -248,6 +248,9 @@ def save(case: HeadCase, directory):
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt", words, pad_id))
     if getattr(case.config, "cls_last", False):
         tokenizer = with_layout(tokenizer, Layout(cls_last=True))
+    if hasattr(case.config, "sep_id"):
+        sep = tokenizer.id_to_token(case.config.sep_id)
+        tokenizer = with_layout(tokenizer, Layout(2, False), sep=sep)
     settings = model_settings(case.config, case.params) | {"head": dict(case.settings)}
     write_checkpoint(directory / "saved", case.params, settings, tokenizer)
     return settings, tokenizer
