@@ -11,6 +11,7 @@ Source: Sahoo et al. (2024), who compare both at the size of BERT_BASE, after a 
 import functools
 import itertools
 import pathlib
+import statistics
 from collections.abc import Sequence
 
 import jax
@@ -28,15 +29,44 @@ from bert_jax.data.rows import Rows
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.inference.unmasking import unmask
 from bert_jax.model.config import BertConfig
+from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.objectives.left_to_right import LeftToRight
 from bert_jax.objectives.masked_diffusion import MaskedDiffusion
 
-SIZES = {"laptop": ("tiny", 296), "pod": ("base", 30522)}
-STEPS = {  # Of masked diffusion, on short rows and on long ones.
-    "laptop": (450, 1000),
+VOCAB_SIZE = 178  # Of the toy language.
+CONFIGS = {  # The model, and its configuration in configs/pretrain.
+    "laptop": (
+        ModernBertConfig(
+            vocab_size=VOCAB_SIZE,
+            num_layers=2,
+            hidden_size=64,
+            num_heads=2,
+            intermediate_size=128,
+            attention_pattern="l",
+            attention_window=16,
+        ),
+        "modernbert_base",
+    ),
+    "pod": (BertConfig.named("base", vocab_size=30522), ""),
+}
+ROW_LENGTHS = {"laptop": (130, 130), "pod": study.ROW_LENGTHS["pod"]}  # 130: a text, with its ends.
+STEPS = {  # Of masked diffusion, in the two phases.
+    "laptop": (0, 1600),
     "pod": (900_000, 100_000),
 }
-NUM_SEEDS = 1
+SETTINGS = {  # Of a run at laptop scale.
+    "long_phase.max_seq_length": 130,
+    "long_phase.batch_size": 16,
+    "learning_rate": 6e-3,
+    "model.initializer_range": 0.12,
+    "warmup_steps": 50,
+    "decay_power": 1.0,
+    "decay_steps": 800,
+    "eval_every": 0,
+    "checkpoint_every": 100_000,
+    "keep_every": 0,
+}
+NUM_SEEDS = 2
 PERPLEXITY = "held-out perplexity"
 DIFFUSION, LEFT_TO_RIGHT = "Masked diffusion", "Left to right"
 OBJECTIVES = {
@@ -45,26 +75,35 @@ OBJECTIVES = {
 }
 NUM_ROWS, NUM_MASKS = 512, 8  # Held-out rows, and how often each is masked for the bound.
 ROWS_PER_BATCH = 16  # In BERT_BASE, the logits of 16 x 512 positions take 1 GB.
-NUM_TEXTS, TEXT_LENGTH = 128, 128  # Or as long as the rows.
+NUM_TEXTS, TEXT_LENGTH = 64, 128  # Of each seed.
 ORDERS, STEPS_OF_TEXTS, HELD_OUT = ("random", "confidence"), (1, 8, 32, 128), ("held out", 0)
 
 
 def settings(name: str, scale: str, seed: int) -> study.Settings:
     """Returns the fields of a pre-training run with the compute of masked diffusion."""
-    size, vocab_size = SIZES[scale]
-    config = BertConfig.named(size, vocab_size=vocab_size)
+    config, _ = CONFIGS[scale]
     objective, own = OBJECTIVES[name]
     result = {"objective": objective, "next_sentence": False, "seed": seed}
+    if scale == "laptop":
+        result |= SETTINGS | study_tasks.SMALL_MODERNBERT
+        fields = (*config.size_fields, "attention_pattern", "attention_window")
+        result |= {f"model.{field}": getattr(config, field) for field in fields}
     names = "num_steps", "long_phase.num_steps"
-    for field, length, steps in zip(names, study.ROW_LENGTHS[scale], STEPS[scale], strict=True):
+    for field, length, steps in zip(names, ROW_LENGTHS[scale], STEPS[scale], strict=True):
         cost = OBJECTIVES[DIFFUSION][1].flops_per_row(config, length, 1)
         result[field] = round(steps * cost / own.flops_per_row(config, length, 1))
     return result
 
 
 def row(name: str, scale: str, seed: int) -> study.Row:
-    fields = settings(name, scale, seed)
-    return study.Row(f"{name}, seed {seed}", {}, fields, row_format="full_sentences")
+    return study.Row(
+        f"{name}, seed {seed}",
+        {},
+        settings(name, scale, seed),
+        row_format="full_sentences",
+        row_lengths=ROW_LENGTHS[scale],
+        pretrain_config=CONFIGS[scale][1],
+    )
 
 
 def rows(scale: str) -> list[study.Row]:
@@ -107,13 +146,15 @@ def rows_of_texts(ids: np.ndarray, tokenizer) -> dict:
     return {"tokens": tokens, "sequence_bounds": bounds}
 
 
-def generate_texts(model: PretrainedModel, order: str, steps: int, length: int) -> np.ndarray:
+def generate_texts(
+    model: PretrainedModel, order: str, steps: int, length: int, seed: int
+) -> np.ndarray:
     """Returns texts of `length` tokens, int32 `[NUM_TEXTS, length]`, generated unconditionally."""
     masks = np.full((NUM_TEXTS, length), model.tokenizer.mask_id)
     tokens = rows_of_texts(masks, model.tokenizer)["tokens"]
     features = [ModelInput((each,), (len(each),)) for each in tokens]
     generated = unmask(
-        model.module, model.params, features, length, model.tokenizer, steps, 1.0, order, seed=0
+        model.module, model.params, features, length, model.tokenizer, steps, 1.0, order, seed
     )
     return np.stack(generated)
 
@@ -147,13 +188,19 @@ def table(header: str, lines: list[tuple]) -> str:
     return "\n".join(f"| {' | '.join(each)} |" for each in [(header,), (marks,), *lines])
 
 
-def bounds(models: dict[str, PretrainedModel], real: dict) -> str:
-    """Returns the table of the models' losses of held-out rows."""
+def spread(values: Sequence[float], form: str) -> str:
+    """Returns the median, and the range if it differs, of values in the format `form`."""
+    middle, low, high = (format(f(values), form) for f in (statistics.median, min, max))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def bounds(models: dict[str, list[PretrainedModel]], real: dict) -> str:
+    """Returns the table of the losses of held-out rows, over the seeds of each objective."""
     lines = []
-    for name, model in models.items():
-        nats = nats_per_token(model, real, NUM_MASKS)
-        lines.append((name, f"{nats:.3f}", f"{np.exp(nats):.2f}"))
-    tokenizer = model.tokenizer
+    for name, seeds in models.items():
+        nats = [nats_per_token(model, real, NUM_MASKS) for model in seeds]
+        lines.append((name, spread(nats, ".3f"), spread(np.exp(nats), ".2f")))
+    tokenizer = models[DIFFUSION][0].tokenizer
     exact = sum(map(toy_language.log_probability, sentences_of(real["tokens"], tokenizer)))
     if np.isfinite(exact):
         nats = -exact / np.sum(~np.isin(real["tokens"], tokenizer.special_ids))
@@ -161,7 +208,9 @@ def bounds(models: dict[str, PretrainedModel], real: dict) -> str:
     return table("held-out rows | nats per token | perplexity", lines)
 
 
-def texts(generator: PretrainedModel, judge: PretrainedModel, real: dict) -> dict[tuple, dict]:
+def texts(
+    generator: PretrainedModel, judge: PretrainedModel, real: dict, seed: int
+) -> dict[tuple, dict]:
     """Returns the scores and the first of the texts of `generator`, by order and steps.
 
     Those at ("held out", 0) are held-out texts.
@@ -170,7 +219,8 @@ def texts(generator: PretrainedModel, judge: PretrainedModel, real: dict) -> dic
     is_full = np.all(~np.isin(real["tokens"][:, 1:-1], tokenizer.special_ids), axis=1)
     samples = {HELD_OUT: real["tokens"][is_full][:NUM_TEXTS, 1 : 1 + length].astype(np.int32)}
     for order, steps in itertools.product(ORDERS, STEPS_OF_TEXTS):
-        samples[order, min(steps, length)] = generate_texts(generator, order, steps, length)
+        ids = generate_texts(generator, order, steps, length, seed)
+        samples[order, min(steps, length)] = ids
     return {
         way: {
             "nats": nats_per_token(judge, rows_of_texts(ids, tokenizer)),
@@ -182,47 +232,62 @@ def texts(generator: PretrainedModel, judge: PretrainedModel, real: dict) -> dic
     }
 
 
-def draw_texts(scored: dict[tuple, dict]) -> Figure:
-    """Returns a panel of the fraction of grammatical sentences, over the number of steps."""
+def draw_texts(scored: list[dict[tuple, dict]]) -> Figure:
+    """Returns a panel of the fraction of grammatical sentences of each seed, over the steps."""
     figure = Figure((5.6, 3.4), layout="constrained")
     axis = figure.subplots()
     for order, color in zip(ORDERS, study_report.COLORS, strict=False):
-        steps = [each for name, each in scored if name == order]
-        values = [100 * scored[order, each]["grammatical"] for each in steps]
-        axis.plot(steps, values, "o-", color=color, label=f"order: {order}")
+        steps = [each for name, each in scored[0] if name == order]
+        values = [[100 * each[order, n]["grammatical"] for n in steps] for each in scored]
+        axis.plot(steps, np.transpose(values), "o", color=color, alpha=0.45)
+        axis.plot(steps, np.median(values, axis=0), color=color, label=f"order: {order}")
     axis.set_xscale("log", base=2)
     axis.set_xticks(steps, steps)
-    axis.set_ylim(0)
+    axis.set_ylim(0, 100)
     axis.set_xlabel("steps")
     axis.set_ylabel("grammatical sentences (%)")
     axis.grid(alpha=0.3)
     axis.legend()
-    figure.suptitle("Texts of masked diffusion", fontsize=11)
+    figure.suptitle("Texts of masked diffusion\ndots: seeds; line: median", fontsize=11)
     return figure
 
 
 def appendix(scale: str, directory: pathlib.Path) -> str:
     """Returns the bounds of the runs, and their texts; draws the latter for the toy language."""
-    models = {each.name: bert_jax.load(study.encoder(each, scale)) for each in rows(scale)}
+    models = {
+        name: [
+            bert_jax.load(study.encoder(row(name, scale, seed), scale)) for seed in range(NUM_SEEDS)
+        ]
+        for name in OBJECTIVES
+    }
     _, fields = study.pretraining(rows(scale)[0], scale)
     heldout = Rows(fields["long_phase.corpus"], split="heldout")
     real = heldout.read(0, min(NUM_ROWS, heldout.num_rows))
     real["stream_positions"] = np.arange(len(real["tokens"]), dtype=np.uint32)
-    scored = texts(*(models[row(name, scale, 0).name] for name in OBJECTIVES), real)
+    scored = [
+        texts(generator, judge, real, seed)
+        for seed, (generator, judge) in enumerate(zip(*models.values(), strict=True))
+    ]
     directory.mkdir(parents=True, exist_ok=True)
     names = {
         (order, steps): f"{order}, {steps} step{'s' * (steps > 1)}" if steps else order
-        for order, steps in scored
+        for order, steps in scored[0]
     }
-    columns, figures = {"nats per token, left to right": "{nats:.2f}"}, []
+    columns, figures = {"nats": ("nats per token, left to right", ".2f")}, []
     if fraction_grammatical(real["tokens"], heldout.tokenizer) == 1:  # It is the toy language.
-        columns["grammatical sentences"] = "{grammatical:.0%}"
+        columns["grammatical"] = "grammatical sentences", ".0%"
         draw_texts(scored).savefig(directory / "diffusion_texts.png", dpi=130)
         figures.append("![Grammatical sentences of masked diffusion](diffusion_texts.png)")
-    columns["distinct tokens"] = "{distinct:.0%}"
+    columns["distinct"] = "distinct tokens", ".0%"
     lines = [
-        (names[way], *(each.format(**values) for each in columns.values()))
-        for way, values in scored.items()
+        (
+            name,
+            *(
+                spread([each[way][key] for each in scored], form)
+                for key, (_, form) in columns.items()
+            ),
+        )
+        for way, name in names.items()
     ]
     length = min(TEXT_LENGTH, real["tokens"].shape[1] - 2)
     return "\n\n".join(
@@ -230,18 +295,19 @@ def appendix(scale: str, directory: pathlib.Path) -> str:
             "## The bound",
             f"The first {len(real['tokens'])} held-out rows. Both objectives are scored on the "
             "same tokens, without [SEP], which left to right also predicts. Of masked diffusion it "
-            f"is the bound, a mean over {NUM_MASKS} sets of masks.",
+            f"is the bound, a mean over {NUM_MASKS} sets of masks. All tables have the median over "
+            f"{NUM_SEEDS} seeds, and their range.",
             bounds(models, real),
             "## Texts",
-            f"Held-out texts, and {NUM_TEXTS} of masked diffusion that are generated "
-            f"unconditionally, all of {length} tokens: {length} steps reveal one token at a time. "
-            "The left-to-right model scores them. A text can be probable because it repeats a few "
-            "words: so there is the fraction of distinct tokens in a text. The last sentence of a "
-            "text may be cut.",
-            table(" | ".join(["texts", *columns]), lines),
+            f"Held-out texts, and {NUM_TEXTS} of masked diffusion from each seed that are "
+            f"generated unconditionally, all of {length} tokens: {length} steps reveal one token "
+            "at a time. The left-to-right model of the same seed scores them. A text can be "
+            "probable because it repeats a few words: so there is the fraction of distinct tokens "
+            "in a text. The last sentence of a text may be cut.",
+            table(" | ".join(["texts", *(name for name, _ in columns.values())]), lines),
             *figures,
-            "The first text of each:",
-            "\n".join(f"- {names[way]}: {each['first']}" for way, each in scored.items()),
+            "The first text of each, of the first seed:",
+            "\n".join(f"- {name}: {scored[0][way]['first']}" for way, name in names.items()),
         ]
     )
 
@@ -269,13 +335,13 @@ STUDY = study.Study(
     "proportional to the FLOPs of a step; attention counts as full for both. Perplexities are exp "
     "of nats per token: of masked diffusion an upper bound, of left to right exact, with [SEP] "
     "among its tokens.",
-    laptop="Ours: BERT_TINY (2 layers, hidden size 128), on a toy language of which the "
-    "probability of every sentence is known (`toy_language.py`). On Wikipedia, masked diffusion of "
-    "this size has learned no more than the frequencies of words after as many steps.",
-    limits="Each objective is trained once, too briefly to be done. The language has some 130 "
-    "words, and needs no memory beyond a sentence: the tables show whether both objectives "
-    "learn it, and how the number of steps affects the texts. They do not show which of the "
-    "two learns English faster, or how many steps a good model needs for that.",
+    laptop="Ours: a ModernBERT of 2 layers of hidden size 64, with windows of 16 tokens, on a toy "
+    "language of which the probability of every sentence is known (`toy_language.py`), in rows of "
+    "some dozen sentences, up to 130 tokens.",
+    limits="The language has 62 words, and needs no memory beyond a sentence: the tables show "
+    "whether both objectives learn it, and how the number of steps affects the texts. They do not "
+    "show which of the two learns English faster, or how many steps a good model needs for that. "
+    f"There are {NUM_SEEDS} seeds, as each takes ten minutes of a quarter of a core.",
     rows=rows,
     tasks=lambda scale: study_tasks.sentences(scale, "mnli") if scale == "pod" else [],
     pretraining_metrics={PERPLEXITY: "perplexity"},

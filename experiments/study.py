@@ -81,14 +81,24 @@ then run it on any machine that mounts the bucket at /gcs, and it launches a sli
 resumes."""
 
 
+class Command(NamedTuple):
+    """Arguments of python, and the path that exists once it has finished ("": always run)."""
+
+    arguments: list[str]
+    product: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row of the study's table.
 
     The encoder comes from a pre-training run with the fields `pretraining`, on a corpus of the
     `row_format` of tools/prepare_corpus.py, after `step` (0: the last); or, if given, from
-    `weights`. If `pretraining` is None, the row is only quoted from the paper.
-    `finetuning` has fields of the tasks in this row. `pretrain_config` and `finetune_config`
+    `weights`. If `pretraining` is None, the row is only quoted from the paper. `row_lengths` are
+    the tokens of a row in the two phases, if they are not those of the scale.
+    `prepare` has the commands that make `weights`, in order.
+    `finetuning` has fields of the tasks in this row. `score` returns the score of a trial's
+    directory, in place of the task's metric. `pretrain_config` and `finetune_config`
     replace the configurations of the pre-training run and of the tasks. At pod scale the model has
     the `size`. `paper` has the paper's scores by column.
     """
@@ -97,19 +107,15 @@ class Row:
     paper: dict[str, float] = dataclasses.field(default_factory=dict)
     pretraining: Settings | None = dataclasses.field(default_factory=dict)
     row_format: str = "sentence_pairs"
+    row_lengths: tuple[int, int] | None = None
     step: int = 0
     weights: str = ""
+    prepare: tuple[Command, ...] = ()
     finetuning: Settings = dataclasses.field(default_factory=dict)
+    score: Callable[[pathlib.Path], float] | None = None
     finetune_config: str = ""
     pretrain_config: str = ""
     size: str = "base"
-
-
-class Command(NamedTuple):
-    """Arguments of python, and the path that exists once it has finished ("": always run)."""
-
-    arguments: list[str]
-    product: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +168,7 @@ def plan(study: Study, scale: str) -> list[Command]:
     check_directories(study.name, tasks, scale)
     commands = corpus_commands(rows, scale) + data_commands(tasks)
     for row in rows:
+        commands += row.prepare
         if not row.weights:
             commands.append(pretrain_command(row, scale))
         elif row.weights == fetched("minilm"):
@@ -195,8 +202,8 @@ def data_commands(tasks: list[Task]) -> list[Command]:
 
 def corpus_commands(rows: list[Row], scale: str) -> list[Command]:
     """Returns the commands for the text, the vocabulary, and a corpus for each row format."""
-    row_formats = dict.fromkeys(row.row_format for row in rows if not row.weights)
-    if not row_formats:
+    corpora = {path: None for row in rows if not row.weights for path in corpora_of(row, scale)}
+    if not corpora:
         return []
     text, size, commands = TEXT.value or "enwiki-latest-pages-articles.xml.bz2", 30522, []
     if scale == "laptop":
@@ -207,21 +214,25 @@ def corpus_commands(rows: list[Row], scale: str) -> list[Command]:
     vocabulary = f"{runs(scale)}/vocab.txt"
     arguments = ["tools/train_vocab.py", f"--input={text}", f"--output={vocabulary}"]
     commands.append(Command([*arguments, f"--size={size}"], vocabulary))
-    for row_format in row_formats:
-        for length in ROW_LENGTHS[scale]:
-            corpus = f"{runs(scale)}/corpus/{length}-{row_format}"
-            arguments = ["tools/prepare_corpus.py", f"--input={text}", f"--vocab={vocabulary}"]
-            arguments += [f"--output={corpus}", f"--max_seq_length={length}"]
-            arguments += [f"--rows={row_format}"]
-            arguments += ["--heldout_fraction=0.1"] if scale == "laptop" else []
-            commands.append(Command(arguments, f"{corpus}/manifest.json"))
+    for corpus in corpora:
+        length, _, row_format = pathlib.Path(corpus).name.partition("-")
+        arguments = ["tools/prepare_corpus.py", f"--input={text}", f"--vocab={vocabulary}"]
+        arguments += [f"--output={corpus}", f"--max_seq_length={length}"]
+        arguments += [f"--rows={row_format}"]
+        arguments += ["--heldout_fraction=0.1"] if scale == "laptop" else []
+        commands.append(Command(arguments, f"{corpus}/manifest.json"))
     return commands
+
+
+def corpora_of(row: Row, scale: str) -> list[str]:
+    """Returns the corpora of the two phases of a row's pre-training run."""
+    lengths = row.row_lengths or ROW_LENGTHS[scale]
+    return [f"{runs(scale)}/corpus/{length}-{row.row_format}" for length in lengths]
 
 
 def pretraining(row: Row, scale: str) -> tuple[str, Settings]:
     """Returns the configuration of a row's pre-training run, and the fields that it sets."""
-    corpora = [f"{runs(scale)}/corpus/{n}-{row.row_format}" for n in ROW_LENGTHS[scale]]
-    settings = dict(zip(("corpus", "long_phase.corpus"), corpora, strict=True))
+    settings = dict(zip(("corpus", "long_phase.corpus"), corpora_of(row, scale), strict=True))
     if scale == "laptop":
         config, settings = "bert_tiny", settings | PRETRAINING
     else:
@@ -244,7 +255,8 @@ def encoder(row: Row, scale: str) -> str:
         return row.weights
     config, settings = pretraining(row, scale)
     parts = [config, row.row_format, *overrides(row.pretraining, prefix="")]
-    name = f"{','.join(parts)}_{digest(sorted(settings.items()))}"
+    # A file name has at most 255 bytes; the digest is of all settings.
+    name = f"{','.join(parts)[:200]}_{digest(sorted(settings.items()))}"
     directory = f"{runs(scale)}/pretrain/{name}"
     return f"{directory}/checkpoints/{row.step}" if row.step else directory
 
@@ -336,7 +348,8 @@ def collect(study: Study, scale: str) -> tuple[study_report.Scores, dict[str, fl
     scores, baselines = {}, {}
     for row in rows_to_run(study, scale):
         for task in study.tasks(scale):
-            found = study_report.best_seeds(sweep_workdir(row, task, scale), task.metric)
+            directory = sweep_workdir(row, task, scale)
+            found = study_report.best_seeds(directory, task.metric, row.score)
             scores[row.name, task.name] = found
         if study.pretraining_metrics and not row.weights:
             result = json.loads(

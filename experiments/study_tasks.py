@@ -16,6 +16,11 @@ SMALL_ENCODERS = (
 )
 
 
+SMALL_MODERNBERT = {
+    "model.attention_output_dropout_rate": 0.0,
+    **{f"later_phases.phase_{number}.num_steps": 0 for number in range(3, 10)},
+}
+"""Fields of configs/pretrain/modernbert_base.py at laptop scale, beside its sizes: two phases."""
 ONE_STEP = {"num_steps": 1, "long_phase.num_steps": 0, "warmup_steps": 0}
 
 

@@ -1,4 +1,4 @@
-"""A language of a few hundred thousand sentences, whose probabilities are known.
+"""A language whose probabilities are known.
 
     python experiments/toy_language.py OUTPUT
 
@@ -13,42 +13,27 @@ import pathlib
 import random
 import sys
 
-# A kind of subject: its nouns, and the verbs of which it is the subject.
+# A kind of subject: its nouns, and the verbs of which it is the subject. Few and regular, so that a
+# small model soon learns which belong together.
 KINDS = {
-    "people": (
-        "king queen farmer doctor sailor teacher writer child",
-        "love find build paint visit remember carry follow",
-    ),
-    "animals": (
-        "dog cat horse bird fox wolf goat cow",
-        "chase smell bite hear follow watch fear hunt",
-    ),
-    "machines": (
-        "ship train clock engine car plane robot truck",
-        "pull lift carry move damage pass slow block",
-    ),
+    "people": ("king queen farmer doctor", "love find build paint"),
+    "animals": ("dog cat horse bird", "chase smell bite hear"),
+    "machines": ("ship train clock engine", "pull lift move slow"),
 }
-PLURALS = {"child": "children", "fox": "foxes", "wolf": "wolves"}
-THIRD_PERSONS = {"carry": "carries", "chase": "chases", "watch": "watches", "pass": "passes"}
-ADJECTIVES = ["old", "young", "small", "large", "white", "black", "strange", "quiet"]
-PLACES = ["river", "city", "forest", "house", "mountain", "market", "bridge", "garden"]
+ADJECTIVES = ["old", "young", "small", "large"]
+PLACES = ["river", "city", "forest", "house"]
 HAS_ADJECTIVE, HAS_CLAUSE, HAS_PLACE = 0.4, 0.3, 0.5
-NUM_DOCUMENTS, SENTENCES_OF_A_DOCUMENT = 4000, 12
+NUM_DOCUMENTS, SENTENCES_OF_A_DOCUMENT = 1000, 120
 
 
-def inflect(word: str, irregular: dict[str, str]) -> str:
-    return irregular.get(word, word + "s")
-
-
+# By kind of subject and whether it is plural; a verb of a singular subject ends with an s, too.
 NOUNS = {
-    (kind, is_plural): [inflect(noun, PLURALS) if is_plural else noun for noun in nouns.split()]
+    (kind, is_plural): [noun + "s" * is_plural for noun in nouns.split()]
     for kind, (nouns, _) in KINDS.items()
     for is_plural in (False, True)
 }
 VERBS = {
-    (kind, is_plural): [
-        verb if is_plural else inflect(verb, THIRD_PERSONS) for verb in verbs.split()
-    ]
+    (kind, is_plural): [verb + "s" * (not is_plural) for verb in verbs.split()]
     for kind, (_, verbs) in KINDS.items()
     for is_plural in (False, True)
 }

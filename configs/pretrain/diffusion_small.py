@@ -5,7 +5,7 @@ larger; the other settings are those of small_corpus.py.
 
 Expected time: 1.7 times the FLOPs of small_corpus.py, as it predicts at all positions: about 270
 minutes on two cores by that file's estimate. Not run to the end; experiments/reports/diffusion.md
-has shorter runs of BERT_TINY.
+has short runs of a smaller model on a toy language.
 Expected result: a bound (diffusion_loss, in nats per token) below `unigram_entropy` in result.json.
 
     python tools/prepare_corpus.py --input='texts/*.txt' --documents=files --vocab=vocab.txt \
