@@ -81,13 +81,6 @@ then run it on any machine that mounts the bucket at /gcs, and it launches a sli
 resumes."""
 
 
-class Command(NamedTuple):
-    """Arguments of python, and the path that exists once it has finished ("": always run)."""
-
-    arguments: list[str]
-    product: str = ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row of the study's table.
@@ -96,9 +89,7 @@ class Row:
     `row_format` of tools/prepare_corpus.py, after `step` (0: the last); or, if given, from
     `weights`. If `pretraining` is None, the row is only quoted from the paper. `row_lengths` are
     the tokens of a row in the two phases, if they are not those of the scale.
-    `prepare` has the commands that make `weights`, in order.
-    `finetuning` has fields of the tasks in this row. `score` returns the score of a trial's
-    directory, in place of the task's metric. `pretrain_config` and `finetune_config`
+    `finetuning` has fields of the tasks in this row. `pretrain_config` and `finetune_config`
     replace the configurations of the pre-training run and of the tasks. At pod scale the model has
     the `size`. `paper` has the paper's scores by column.
     """
@@ -110,12 +101,17 @@ class Row:
     row_lengths: tuple[int, int] | None = None
     step: int = 0
     weights: str = ""
-    prepare: tuple[Command, ...] = ()
     finetuning: Settings = dataclasses.field(default_factory=dict)
-    score: Callable[[pathlib.Path], float] | None = None
     finetune_config: str = ""
     pretrain_config: str = ""
     size: str = "base"
+
+
+class Command(NamedTuple):
+    """Arguments of python, and the path that exists once it has finished ("": always run)."""
+
+    arguments: list[str]
+    product: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +164,6 @@ def plan(study: Study, scale: str) -> list[Command]:
     check_directories(study.name, tasks, scale)
     commands = corpus_commands(rows, scale) + data_commands(tasks)
     for row in rows:
-        commands += row.prepare
         if not row.weights:
             commands.append(pretrain_command(row, scale))
         elif row.weights == fetched("minilm"):
@@ -348,8 +343,7 @@ def collect(study: Study, scale: str) -> tuple[study_report.Scores, dict[str, fl
     scores, baselines = {}, {}
     for row in rows_to_run(study, scale):
         for task in study.tasks(scale):
-            directory = sweep_workdir(row, task, scale)
-            found = study_report.best_seeds(directory, task.metric, row.score)
+            found = study_report.best_seeds(sweep_workdir(row, task, scale), task.metric)
             scores[row.name, task.name] = found
         if study.pretraining_metrics and not row.weights:
             result = json.loads(

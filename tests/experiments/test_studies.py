@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 
+import long_documents
 import numpy as np
 import pytest
 import study
@@ -456,3 +457,9 @@ def test_encoders_of_long_documents_read_them(tmp_path, monkeypatch):
         model = bert_jax.load(tmp_path / "out/encoders" / name)
         assert model.config.max_position_embeddings == size
         assert np.isfinite(model.encode(text[:6])).all()
+
+
+def test_word_counts_name_the_topic_of_words_that_they_know():
+    train = [{"text": "a a b", "label": "x"}, {"text": "b c c", "label": "y"}]
+    dev = [{"text": "a b unknown", "label": "x"}, {"text": "c", "label": "x"}]
+    assert long_documents.naive_bayes_accuracy(train, dev) == 0.5
