@@ -9,6 +9,7 @@ settings, so that studies with the same --workdir share them, and a finished run
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -86,12 +87,14 @@ class Row:
     """A row of the study's table.
 
     The encoder comes from a pre-training run with the fields `pretraining`, on a corpus of the
-    `row_format` of tools/prepare_corpus.py, after `step` (0: the last); or, if given, from
-    `weights`. If `pretraining` is None, the row is only quoted from the paper. `row_lengths` are
-    the tokens of a row in the two phases, if they are not those of the scale.
+    `row_format` of tools/prepare_corpus.py (or on another one, the field `corpus`), after `step`
+    (0: the last); or, if given, from `weights`. If `pretraining` is None, the row is only quoted
+    from the paper. `row_lengths` are the tokens of a row in the two phases, if they are not those
+    of the scale.
     `finetuning` has fields of the tasks in this row. `pretrain_config` and `finetune_config`
     replace the configurations of the pre-training run and of the tasks. At pod scale the model has
-    the `size`. `paper` has the paper's scores by column.
+    the `size`. `paper` has the paper's scores by column. With more `num_pretraining_seeds` than one
+    there is an encoder of each, and all of their scores are in the row.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Row:
     finetune_config: str = ""
     pretrain_config: str = ""
     size: str = "base"
+    num_pretraining_seeds: int = 1
 
 
 class Command(NamedTuple):
@@ -118,8 +122,10 @@ class Command(NamedTuple):
 class Study:
     """The runs and texts of a study.
 
-    `rows` and `tasks` are functions of the scale. `pretraining_metrics` are columns from the result
-    of the pre-training run itself: a name, and the key in result.json. `about` says what is
+    `rows` and `tasks` are functions of the scale, and so are `preparations`, the commands that must
+    be run before those of the rows. `num_seeds` are of fine-tuning, from each encoder.
+    `pretraining_metrics` are columns from the result of the pre-training run itself: a name, and
+    the key in result.json. `about` says what is
     compared and where the paper's numbers are from, at both scales; `laptop` what is smaller at
     laptop scale, and `limits` what that can and cannot show, whatever the scores of a run.
     `appendix` returns further Markdown of the report, from the finished runs at a scale; it may
@@ -135,6 +141,7 @@ class Study:
     tasks: Callable[[str], list[Task]]
     pretraining_metrics: dict[str, str] = dataclasses.field(default_factory=dict)
     num_seeds: int = 2
+    preparations: Callable[[str], list[Command]] | None = None
     draw: Callable = study_report.draw_scores
     appendix: Callable[[str, pathlib.Path], str] | None = None
 
@@ -163,7 +170,8 @@ def plan(study: Study, scale: str) -> list[Command]:
     rows, tasks = rows_to_run(study, scale), study.tasks(scale)
     check_directories(study.name, tasks, scale)
     commands = corpus_commands(rows, scale) + data_commands(tasks)
-    for row in rows:
+    commands += study.preparations(scale) if study.preparations else []
+    for row in itertools.chain.from_iterable(map(with_seeds, rows)):
         if not row.weights:
             commands.append(pretrain_command(row, scale))
         elif row.weights == fetched("minilm"):
@@ -175,6 +183,16 @@ def plan(study: Study, scale: str) -> list[Command]:
 def rows_to_run(study: Study, scale: str) -> list[Row]:
     """Returns the rows that are not only quoted from the paper."""
     return [row for row in study.rows(scale) if row.pretraining is not None]
+
+
+def with_seeds(row: Row) -> list[Row]:
+    """Returns a row for each seed of pre-training."""
+    if row.num_pretraining_seeds == 1:
+        return [row]
+    seeds = range(row.num_pretraining_seeds)
+    return [
+        dataclasses.replace(row, pretraining=row.pretraining | {"seed": seed}) for seed in seeds
+    ]
 
 
 def fetch_command(name: str) -> Command:
@@ -220,14 +238,16 @@ def corpus_commands(rows: list[Row], scale: str) -> list[Command]:
 
 
 def corpora_of(row: Row, scale: str) -> list[str]:
-    """Returns the corpora of the two phases of a row's pre-training run."""
+    """Returns the corpora of the two phases of a row's run; none if it has one of its own."""
+    if "corpus" in row.pretraining:
+        return []
     lengths = row.row_lengths or ROW_LENGTHS[scale]
     return [f"{runs(scale)}/corpus/{length}-{row.row_format}" for length in lengths]
 
 
 def pretraining(row: Row, scale: str) -> tuple[str, Settings]:
     """Returns the configuration of a row's pre-training run, and the fields that it sets."""
-    settings = dict(zip(("corpus", "long_phase.corpus"), corpora_of(row, scale), strict=True))
+    settings = dict(zip(("corpus", "long_phase.corpus"), corpora_of(row, scale), strict=False))
     if scale == "laptop":
         config, settings = "bert_tiny", settings | PRETRAINING
     else:
@@ -249,7 +269,8 @@ def encoder(row: Row, scale: str) -> str:
     if row.weights:
         return row.weights
     config, settings = pretraining(row, scale)
-    parts = [config, row.row_format, *overrides(row.pretraining, prefix="")]
+    own = {name: pathlib.Path(str(value)).name for name, value in row.pretraining.items()}
+    parts = [config, row.row_format, *overrides(own, prefix="")]
     # A file name has at most 255 bytes; the digest is of all settings.
     name = f"{','.join(parts)[:200]}_{digest(sorted(settings.items()))}"
     directory = f"{runs(scale)}/pretrain/{name}"
@@ -336,23 +357,34 @@ def command_of_study() -> str:
 
 
 def collect(study: Study, scale: str) -> tuple[study_report.Scores, dict[str, float]]:
-    """Returns the scores of all runs, and the perplexity of word frequencies by row format.
+    """Returns the scores of all runs, and the perplexity of token frequencies by corpus.
 
-    Raises FileNotFoundError if a run has no result.
+    A corpus has the name of its row format, or that of its directory. Raises FileNotFoundError if a
+    run has no result.
     """
     scores, baselines = {}, {}
     for row in rows_to_run(study, scale):
+        each_seed = with_seeds(row)
         for task in study.tasks(scale):
-            found = study_report.best_seeds(sweep_workdir(row, task, scale), task.metric)
-            scores[row.name, task.name] = found
+            found = [
+                study_report.best_seeds(sweep_workdir(each, task, scale), task.metric)
+                for each in each_seed
+            ]
+            collapsed = sum(seeds.num_collapsed for seeds in found)
+            scores[row.name, task.name] = study_report.Seeds(itertools.chain(*found), collapsed)
         if study.pretraining_metrics and not row.weights:
-            result = json.loads(
-                pathlib.Path(encoder(row, scale), "result.json").read_text(encoding="utf-8")
-            )
-            baselines[row.row_format] = math.exp(result["unigram_entropy"])
+            results = [pretraining_result(each, scale) for each in each_seed]
+            corpus = pathlib.Path(row.pretraining.get("corpus", row.row_format)).name
+            baselines[corpus] = math.exp(results[0]["unigram_entropy"])
             for name, key in study.pretraining_metrics.items():
-                scores[row.name, name] = study_report.Seeds([result[key]])
+                scores[row.name, name] = study_report.Seeds(result[key] for result in results)
     return scores, baselines
+
+
+def pretraining_result(row: Row, scale: str) -> dict[str, float]:
+    """Returns the scores of a pre-training run. Raises FileNotFoundError if there are none."""
+    path = pathlib.Path(encoder(row, scale), "result.json")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def main(study: Study) -> None:

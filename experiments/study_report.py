@@ -122,7 +122,11 @@ def write(
     if any(seeds.num_collapsed for seeds in scores.values()):
         notes.append("A seed that collapsed predicts one class for all examples.")
     if metrics:
-        notes.append(f"The {', '.join(metrics)}, of one run, is not in percent.")
+        own = [seeds for (_, name), seeds in scores.items() if name in metrics]
+        of_runs = "of one run"
+        if any(len(seeds) > 1 for seeds in own):
+            of_runs = "the median of the runs of pre-training, and their range"
+        notes.append(f"The {', '.join(metrics)}, {of_runs}, is not in percent.")
     if baselines:
         values = [f"{value:.0f} ({name.replace('_', ' ')})" for name, value in baselines.items()]
         notes.append(f"Word frequencies alone have a perplexity of {', '.join(values)}.")

