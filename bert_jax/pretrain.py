@@ -138,7 +138,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         first_loss = saved.get("first_loss")
     else:
         watchdog.beat("initializing the parameters")
-        state = initial_state(setup, weights, checkpointer)
+        state = initial_state(setup, weights)
         unreported, owes_evaluation, first_loss = [], False, None
     frozen = place_frozen(setup, teacher)
     lengths = trained_lengths(phases, weights)

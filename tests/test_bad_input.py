@@ -218,6 +218,12 @@ def optimizer_state_of_a_fine_tuning_run(inputs):
     inputs.train(init_from=str(inputs.path("tuned")), init_optimizer=True)
 
 
+def moments_of_weights_alone(inputs):
+    write_weights(inputs.path("weights"), inputs.path("vocab.txt"))
+    weights = str(inputs.path("weights"))
+    inputs.train(init_from=weights, init_optimizer_from=weights)
+
+
 def corpus_without_sentence_pairs(inputs):
     inputs.build(rows="full_sentences")
     inputs.train(corpus=str(inputs.path("new")))
@@ -386,6 +392,7 @@ BAD_INPUT = {
     unknown_kind_of_rows: (ValueError, "rows='sentences'", "sentence_pairs"),
     weights_without_optimizer_state: (ValueError, "/weights", "init_optimizer"),
     optimizer_state_of_a_fine_tuning_run: (ValueError, "/tuned", "init_optimizer"),
+    moments_of_weights_alone: (ValueError, "/weights", "config.init_optimizer_from", "bert_adam"),
     too_few_predictions_on_long_rows: (ValueError, "config.long_phase.max_predictions=1", "10"),
     unknown_config_field: (AttributeError, "learning_rat", '"learning_rate"'),
     pretraining_configuration_without_a_field: (ValueError, "config.tracker", "configs/pretrain"),
@@ -460,6 +467,7 @@ BAD_FIELDS = [
     ({"corpus": "a,b", "corpus_temperature": 0.0}, "corpus_temperature=0.0"),
     ({"model__hidden_size": 100}, "hidden_size"),
     ({"init_optimizer": True}, "init_from"),
+    ({"init_optimizer_from": "runs/base"}, "set config.init_from"),
     ({"model__size": None}, "config.model.size"),
     ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps"),
     ({"profile_steps": 7}, "config.profile_steps=7"),

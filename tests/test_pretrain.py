@@ -22,8 +22,10 @@ from absl import flags
 import bert_jax
 from bert_corpus.vocabulary import train_byte_pair, train_sentencepiece
 from bert_jax import finetune, pretrain
+from bert_jax.checkpoints.enlarge import deepen
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
+from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
@@ -41,6 +43,7 @@ from bert_jax.runtime.errors import PREEMPTED, RunStopped
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sweeps.settings import known_fields
 from bert_jax.tokenizers.tokenizer import load_tokenizer
+from bert_jax.training.moments import read_moments
 from bert_jax.training.phases import check_numbers, open_phases
 from bert_jax.training.pretrain_setup import make_model_config, setup_pretraining
 from bert_jax.training.state import init_state
@@ -229,6 +232,30 @@ def test_long_phase_alone_continues_a_finished_run(
     )
     assert moments == (expected if init_optimizer else [0.0] * len(expected))
     assert adam.count == (9 if init_optimizer else 0)
+
+
+def test_a_deeper_model_continues_with_the_moments_of_its_first_layers(
+    finished, corpus, tmp_path, monkeypatch, caplog
+):
+    workdir, _ = finished
+    model = deepen(read_model(workdir), 2)
+    write_checkpoint(tmp_path / "deep", model.params, model.settings, model.tokenizer)
+    fields = {"init_from": str(tmp_path / "deep"), "init_optimizer_from": str(workdir)}
+    config = small_config(corpus, **fields).unlock()
+    config.model.num_layers = 2
+    with caplog.at_level("INFO"):
+        state = initial_state(config.lock(), tmp_path / "run", monkeypatch)
+    assert_equal_trees(state.params, model.params)
+    adam = next(state_part for state_part in state.opt_state if hasattr(state_part, "nu"))
+    saved = read_moments(find_checkpoint(workdir), saved_params(workdir), read_model(workdir))
+    assert adam.count == saved.count == 9
+    for moments, expected in ((adam.mu, saved.mu), (adam.nu, saved.nu)):
+        layers, old = (each["encoder"].pop("layers") for each in (moments, expected))
+        assert_equal_trees(moments, expected)
+        assert_equal_trees(jax.tree.map(lambda leaf: leaf[:1], layers), old)
+        assert not any(leaf[1:].any() for leaf in jax.tree.leaves(layers))
+    assert sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(old)) > 0
+    assert "of encoder/layers/query/kernel: 1 of 2 rows" in caplog.text
 
 
 @pytest.fixture

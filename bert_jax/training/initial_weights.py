@@ -7,7 +7,8 @@ from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
+from bert_jax.checkpoints.checksums import check_files
+from bert_jax.checkpoints.native import find_checkpoint, load_settings
 from bert_jax.checkpoints.parameters import (
     LoadedModel,
     log_report,
@@ -16,7 +17,9 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.read import read_model
 from bert_jax.objectives.replaced_tokens import has_own_tables, trainable_params
+from bert_jax.runtime import distributed
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.moments import read_moments
 from bert_jax.training.optimizer import with_moments
 from bert_jax.training.phases import Phase
 from bert_jax.training.pretrain_setup import PretrainSetup
@@ -31,10 +34,13 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     optimizer = (
         None if "head" in settings else settings.get("optimizer")
     )  # That of fine-tuning does not count.
-    if config.init_optimizer and optimizer != config.optimizer:
+    if config.init_optimizer_from:
+        _check_moments(config)
+    elif config.init_optimizer and optimizer != config.optimizer:
         raise ValueError(
             f"config.init_optimizer needs a pre-training run with optimizer {config.optimizer}, "
-            f"and init_from={config.init_from!r} is none: set it to one, or init_optimizer=False"
+            f"and init_from={config.init_from!r} is none: set it to one, or init_optimizer=False, "
+            "or init_optimizer_from to the run from which the weights were made"
         )
     if not source:
         return None
@@ -45,6 +51,20 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
             f"build it with --vocab={config.init_from}, whose tokenizer is then used unchanged"
         )
     return source
+
+
+def _check_moments(config: ConfigDict) -> None:
+    """Raises ValueError if `config.init_optimizer_from` has no moments that the run could take."""
+    where = f"config.init_optimizer_from={config.init_optimizer_from!r}"
+    if not config.init_from:
+        raise ValueError(f"{where} needs weights to start from: set config.init_from")
+    settings = load_settings(find_checkpoint(config.init_optimizer_from))
+    has_moments = settings.get("has_training_state", True) and "head" not in settings
+    if not has_moments or settings.get("optimizer") != config.optimizer:
+        raise ValueError(
+            f"{where} is no pre-training run with optimizer {config.optimizer}: set it to one, or "
+            'to ""'
+        )
 
 
 def choose_weights(
@@ -69,7 +89,8 @@ def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:
             params=trainable_params(source.params), settings=source.settings | own
         )
     fresh = sorted(set(modules) - set(source.settings["modules"]))
-    names = ", ".join(fresh + ["optimizer"] * (not config.init_optimizer)) or "nothing"
+    has_moments = config.init_optimizer or config.init_optimizer_from
+    names = ", ".join(fresh + ["optimizer"] * (not has_moments)) or "nothing"
     logging.info("Starting from %s; newly initialized: %s", config.init_from, names)
     params = flatten_dict(source.params, sep="/")
     kept = tuple(f"{module}/" for module in modules)
@@ -90,16 +111,20 @@ def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:
     return source._replace(params=unflatten_dict(params, sep="/"))
 
 
-def initial_state(
-    setup: PretrainSetup, source: LoadedModel | None, checkpointer: Checkpointer
-) -> TrainState:
+def initial_state(setup: PretrainSetup, source: LoadedModel | None) -> TrainState:
     """Returns the state before the first step, with the weights and moments to start from."""
     config, init = setup.config, jax.jit(setup.init, out_shardings=setup.shardings)
     state = init(jax.random.key(config.seed), pretrained=source and source.params)
-    if not config.init_optimizer:
+    path = config.init_optimizer_from or (config.init_from if config.init_optimizer else "")
+    if not path:
         return state
-    saved = checkpointer.restore(find_checkpoint(config.init_from), setup.abstract_state)
-    return state.replace(opt_state=with_moments(state.opt_state, saved.opt_state))
+    with distributed.raise_on_all_processes():
+        directory = find_checkpoint(path)
+        if config.checksums:
+            check_files(directory, ("training", "vocabulary"))
+        moments = read_moments(directory, state.params, source)
+    place = jax.jit(lambda opt_state: opt_state, out_shardings=setup.shardings.opt_state)
+    return state.replace(opt_state=place(with_moments(state.opt_state, moments)))
 
 
 def trained_lengths(phases: list[Phase], source: LoadedModel | None) -> list[int | None]:

@@ -158,14 +158,14 @@ def scale_updates_by_layer(
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def with_moments(opt_state: optax.OptState, saved: optax.OptState) -> optax.OptState:
-    """Returns `opt_state` with the moments, and the count of their bias correction, of `saved`."""
+def with_moments(opt_state: optax.OptState, moments: optax.ScaleByAdamState) -> optax.OptState:
+    """Returns `opt_state` with these moments, and their count for the bias correction."""
 
     def is_moments(state) -> bool:
         return isinstance(state, optax.ScaleByAdamState)
 
     return jax.tree.map(
-        lambda own, other: other if is_moments(own) else own, opt_state, saved, is_leaf=is_moments
+        lambda own: moments if is_moments(own) else own, opt_state, is_leaf=is_moments
     )
 
 

@@ -142,6 +142,11 @@ TRAINING = {
         False,
         "Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.",
     ),
+    "init_optimizer_from": Field(
+        "",
+        "The run whose moments are taken instead, where they fit: the one from which the weights "
+        "in `init_from` were made, by more layers, other tokens or by hand.",
+    ),
     # The model config; vocab_size is the corpus's.
     "model.architecture": Field(
         "bert", "A file in bert_jax/model, or the dotted name of your own module."
