@@ -90,18 +90,15 @@ def _rows_to_take(
 
 def _log(directory: pathlib.Path, rows: Mapping, shapes: Mapping, unused: set[str]) -> None:
     """Logs how many parameters have the moments of `directory`, and which have not, or in part."""
-    counts = {  # Of parameters that take rows, but not all.
-        path: len(np.arange(shapes[path][0])[taken])
-        for path, taken in rows.items()
-        if taken is not None and shapes[path]
-    }
-    partly = {path: count for path, count in counts.items() if count < shapes[path][0]}
-    zero = [path for path in shapes if rows.get(path) is None]
-    logging.info(
-        "Optimizer's moments of %s: taken for %d parameters", directory, len(shapes) - len(zero)
-    )
-    for path, count in sorted(partly.items()):
-        logging.info("  of %s: %s of %s rows", path, f"{count:,}", f"{shapes[path][0]:,}")
-    for name, paths in (("zero", zero), ("not used", unused)):
-        if paths:
-            logging.info("  %s, for %d: %s", name, len(paths), ", ".join(sorted(paths)))
+    groups = {}  # What a parameter takes -> paths.
+    for path, shape in shapes.items():
+        if (taken := rows.get(path)) is None:
+            groups.setdefault("zero", []).append(path)
+        elif shape and (count := len(np.arange(shape[0])[taken])) < shape[0]:
+            groups.setdefault(f"{count:,} of {shape[0]:,} rows", []).append(path)
+    if unused:
+        groups["not used"] = unused
+    taken = len(shapes) - len(groups.get("zero", ()))
+    logging.info("Optimizer's moments of %s: taken for %d parameters", directory, taken)
+    for what, paths in groups.items():
+        logging.info("  %s, for %d: %s", what, len(paths), ", ".join(sorted(paths)))

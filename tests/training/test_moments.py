@@ -70,7 +70,7 @@ def test_layers_and_positions_keep_theirs_and_further_ones_start_from_zero(run, 
         count = next((n for name, n in rows.items() if path.startswith(name)), len(leaf))
         np.testing.assert_array_equal(leaf[:count], saved[path])
         assert not leaf[count:].any()
-    assert f"of {POSITIONS}: 64 of 100 rows" in caplog.text
+    assert f"64 of 100 rows, for 1: {POSITIONS}" in caplog.text
     assert "zero" not in caplog.text
 
 
@@ -86,7 +86,7 @@ def test_new_tokens_start_from_zero_whatever_their_row(run, caplog):
         np.testing.assert_array_equal(means[path][old], saved[path][old])
         check_other_rows_are_zero(means[path], old)
     np.testing.assert_array_equal(means[POSITIONS], saved[POSITIONS])
-    assert f"of {TOKENS}: {len(old)} of {len(saved[TOKENS])} rows" in caplog.text
+    assert f"{len(old)} of {len(saved[TOKENS])} rows, for 2: {TOKENS}, mlm/bias" in caplog.text
 
 
 def test_tokens_of_another_vocabulary_keep_theirs_where_their_ids_are_the_same(run, tmp_path):
