@@ -502,6 +502,7 @@ Config = DebertaConfig
 Last = Identity  # DeBERTa has nothing between its last layer and its heads.
 # They compute what BERT's do.
 LmHead, Pooler, PairHead = bert.MaskedLmHead, bert.Pooler, bert.NextSentenceHead
+FAST_PATH = "bert_jax.model.tpu_kernels.deberta_layer"
 
 # Which axes of the mesh shard a parameter: the first regular expression that is found in its path
 # decides. "mlm" is LmHead, "nsp" PairHead, and "layers" all encoder layers, stacked on axis 0.

@@ -92,7 +92,9 @@ class ExecutionPlan:
         path = fast_path(config)
         if path is None:
             return f"there is none for {config.architecture}"
-        return path.why_unsupported(config, length, self.tensor_shards, self.device_kind)
+        return path.why_unsupported(
+            config, length, self.tensor_shards, self.device_kind, self.dtype
+        )
 
     def with_remat(self, layer: Callable, in_loop: bool) -> Callable:
         """Wraps a layer so that its gradient recomputes what `remat` says."""

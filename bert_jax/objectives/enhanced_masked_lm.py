@@ -64,6 +64,11 @@ class EnhancedMaskModel(nn.Module):
         self.encoder = Encoder(self.config, self.plan)
         self.enhanced_decoder = EnhancedDecoder(self.config)
 
+    @property
+    def encoders(self) -> dict[str, object]:
+        """Names no encoder whose parameters a step may fuse: its layers run as they are defined."""
+        return {}
+
     def __call__(
         self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
     ) -> tuple[jax.Array, None]:

@@ -3,6 +3,8 @@
 `tests/parity/test_deberta.py` compares it with transformers' layers in float64.
 """
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -44,6 +46,12 @@ def test_it_knows_where_a_token_stands():
     (one, _), (other, _) = (apply({"params": params}, each) for each in (batch, later))
     used = batch["target_weights"] > 0
     assert np.abs(one - other)[used][:, : suites.VOCAB].max() > 1e-3
+
+
+@pytest.mark.exhaustive
+def test_its_layers_run_as_defined_where_others_take_the_fast_path():
+    config = suites.make_deberta_config(hidden_size=128, num_heads=2)
+    suites.assert_fast_path_changes_nothing(dataclasses.replace(CASE, config=config), 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ for the output of each sublayer, and with control of what is saved for the gradi
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import NamedTuple
 
@@ -77,11 +77,14 @@ def fuse_dense(
     return result | {name: fused}
 
 
-def why_unsupported(config: BertConfig, length: int, tensor_shards: int, device_kind: str) -> str:
+def why_unsupported(
+    config: BertConfig, length: int, tensor_shards: int, device_kind: str, dtype: str
+) -> str:
     """Returns why these layers cannot run here in rows of `length`; "" if they can.
 
-    `tensor_shards` and `device_kind` are those of `ExecutionPlan`.
+    `tensor_shards`, `device_kind` and `dtype` are those of `ExecutionPlan`.
     """
+    del dtype  # In both, the kernels fit on the chip.
     if config.num_layers == 1:
         return "a single layer needs no loop"
     head_dim = config.hidden_size // config.num_heads
@@ -185,6 +188,23 @@ def encoder_layer(
         saved,
         visible.prepared,
     )
+    return finish_layer(config, params, x, context, dropout, saved, positions)
+
+
+def finish_layer(
+    config,
+    params: dict,
+    x: jax.Array,
+    context: jax.Array,
+    dropout: LayerDropout,
+    saved: SavedActivations | None,
+    positions: jax.Array | None,
+) -> jax.Array:
+    """Computes what follows attention in a layer with the names of BERT's parameters.
+
+    `x` is the layer's input, and `context` the result of attention; returns what `encoder_layer`
+    returns.
+    """
     if positions is None and uses_sublayer_kernel(config, x.dtype, x.size // x.shape[-1]):
         return _finish_in_kernels(config, params, x, context, dropout, saved)
     if positions is not None:
@@ -266,7 +286,7 @@ def kernel_attention(
     With `saved`, and rows that fill whole registers, the kernel saves there what its gradient
     needs; else that is left to JAX.
     """
-    mesh, device = mesh_and_device()
+    _, device = mesh_and_device()
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
     kernels = _kernels(length)
     options = {"head_dim": head_dim, "causal": config.causal}
@@ -278,6 +298,37 @@ def kernel_attention(
         options["float32_blocks"] = needs_float32(device.device_kind)
         more_inputs = ()
     kernel = functools.partial(kernels.attention, **options)
+    context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
+    return run_attention(
+        kernel,
+        projections,
+        bias,
+        sequence_ids,
+        dropout,
+        saved,
+        {"projections": projections, "context": context},
+        more_inputs,
+        tuple(P("fsdp") for _ in more_inputs),
+    )
+
+
+def run_attention(
+    kernel: Callable,
+    projections: jax.Array,
+    bias: jax.Array,
+    sequence_ids: jax.Array,
+    dropout: AttentionDropout | None,
+    saved: SavedActivations | None,
+    stacks: Mapping[str, jax.ShapeDtypeStruct],
+    more_inputs: tuple = (),
+    more_specs: tuple = (),
+) -> jax.Array:
+    """Runs an attention kernel on the mesh; `more_specs` shard the last ones of its inputs.
+
+    `stacks` are the arrays `[batch, length, ...]` of a layer that the kernel saves: one is
+    "context", its result; the last axis of all belongs to the heads.
+    """
+    mesh, _ = mesh_and_device()
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
@@ -289,21 +340,20 @@ def kernel_attention(
             dropout_specs,
             layers,
             P(),
-            *(P("fsdp") for _ in more_inputs),
+            *more_specs,
         )
         # Unchecked: kernels do not declare over which axes their outputs vary.
         kernel = jax.shard_map(
             kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
-    if not saved or length % LANES:  # Then the kernel pads.
+    if not saved or projections.shape[1] % LANES:  # Then the kernel pads.
         context, _ = kernel(projections, bias, sequence_ids, dropout, None, 0, *more_inputs)
         return saved.save("context", context) if saved else context
-    context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
-    arrays = [saved.array("projections", projections), saved.array("context", context)]
+    arrays = [saved.array(name, x) for name, x in stacks.items()]
     context, arrays = kernel(
         projections, bias, sequence_ids, dropout, arrays, saved.index, *more_inputs
     )
-    saved.arrays |= zip(("projections", "context"), arrays, strict=True)
+    saved.arrays |= zip(stacks, arrays, strict=True)
     saved.values["context"] = context
     return context
 

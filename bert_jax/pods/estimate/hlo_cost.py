@@ -248,8 +248,9 @@ def kernel_cost(
 
     `kernels` is the part of KERNEL_TABLE for the chip, `document_tokens` as in `step_cost`. The
     FLOPs count the products; in attention two of size length x length forward and four backward,
-    without the scores that the backward pass computes again. In long rows, they count what the
-    kernel reads. Raises MissingKernelCycles if the table has no entry.
+    without the scores that the backward pass computes again, and in disentangled attention the
+    terms of distances. In long rows, they count what the kernel reads. Raises MissingKernelCycles
+    if the table has no entry.
     """
     name = re.search(r"/(forward|backward)_kernel_(\w+?)(_dropout)?/", instruction.op_name)
     if instruction.kind != "tpu_custom_call" or not name:
@@ -279,12 +280,18 @@ def kernel_cost(
         products = 2 if direction == "forward" else 4
         kernel_flops = products * 2.0 * math.prod(batch) * pairs * hidden
     else:
-        (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
+        (_, (*batch, _, length)), (bits, (*_, width)) = (
+            operands[1],
+            operands[3 if variant.startswith("distances_") else 4],
+        )
         hidden = width // 3  # Of queries, keys and values together.
         sizes = f"{length} {variant}"
         blocks = attention_kernel.MAX_LENGTH // length * attention_kernel.LANES
         programs = math.prod(batch) * hidden / blocks
-        products = 2 if direction == "forward" else 4
+        products = 2.0
+        if variant.startswith("distances_"):  # Two terms, of a row and a block more.
+            products += 2 * (length + attention_kernel.LANES) / length
+        products *= 1 if direction == "forward" else 2
         kernel_flops = products * 2.0 * math.prod(batch) * length**2 * hidden
     entry = f"{sizes} {DTYPES[bits]}" + (" dropout" if has_dropout else "")
     try:

@@ -28,6 +28,7 @@ from bert_jax.model.attention_mask import AttentionMask
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout
 from bert_jax.model.tpu_kernels import (
     attention_kernel,
+    distance_attention_kernel,
     gated_kernel,
     long_attention_kernel,
     sublayer_kernel,
@@ -53,6 +54,7 @@ TANH_HIDDEN = (768, 1024)
 LARGE_HEADS = (512, 128)
 # Longer rows have the loops of the kernel for 2,048 tokens. With a window, those for 1,024, too.
 LONG_LENGTHS = (1024, 2048)
+DISENTANGLED = (128, 512)  # Lengths of rows of DeBERTa.
 WINDOW = 64  # Of ModernBERT, on each side.
 SEGMENTED = "v4", 8192  # The chip with such rows, which have the same loops in all lengths.
 GATED = (4096, 1152, 768)  # Tokens, inner and hidden size of the gated network of ModernBERT-base.
@@ -74,6 +76,7 @@ class Shape(NamedTuple):
     window: int | None = None
     is_gated: bool = False
     is_segmented: bool = False  # Only in long rows.
+    has_distances: bool = False  # Disentangled attention.
 
     @property
     def is_long(self) -> bool:
@@ -90,6 +93,10 @@ def shapes(chip: str) -> list[Shape]:
     found = [Shape(*each) for each in attention]
     found += [Shape(has_dropout, "bfloat16", LARGE_HEADS) for has_dropout in (False, True)]
     if chip != "v3":
+        found += [
+            Shape(True, "bfloat16", (length, HEAD_DIM), has_distances=True)
+            for length in DISENTANGLED
+        ]
         lengths = [(length, False) for length in LONG_LENGTHS]
         if chip == SEGMENTED[0]:
             lengths.append((SEGMENTED[1], True))
@@ -190,14 +197,26 @@ def compile_kernels(chip: str, shape: Shape) -> None:
                 scale=float32(),
             )
         projections = abstract(batch, length, 3 * 256, dtype=dtype)
+        table = abstract(2 * length, 256, dtype=dtype)
         rotation = (float32(batch, length, head_dim // 2),) * 2 if rotates else None
         bias = None if rotates else float32(3 * 256)
-        arguments = projections, bias, abstract(batch, length), dropout, rotation
+        arguments = projections, bias, abstract(batch, length), dropout, rotation, table
         device_kind = mesh.devices.item().device_kind
 
-        def loss(projections, bias, sequence_ids, dropout, rotation):
+        def loss(projections, bias, sequence_ids, dropout, rotation, table):
             options = {"head_dim": head_dim}
-            if shape.is_long:
+            if shape.has_distances:
+                context, _ = distance_attention_kernel.attention(
+                    projections,
+                    bias,
+                    sequence_ids,
+                    dropout,
+                    None,
+                    0,
+                    (table, table),
+                    options=distance_attention_kernel.Options(),
+                )
+            elif shape.is_long:
                 mask = AttentionMask(sequence_ids, window=window)
                 context = long_attention_kernel.long_attention(
                     projections, bias, mask, dropout, rotation, segments=segments(shape), **options
@@ -356,7 +375,7 @@ def entry(shape: Shape, kernel: str = "backward") -> str:
 
     Only of rows in segments does it depend on the `kernel`, "forward" or "backward".
     """
-    name = "{} {}".format(*shape.sizes)
+    name = "{} {}{}".format(shape.sizes[0], "distances_" * shape.has_distances, shape.sizes[1])
     if shape.is_sublayer:
         block, _ = sublayer_kernel.block_sizes(*shape.sizes, shape.dtype)
         _, inner, hidden = shape.sizes
