@@ -44,19 +44,19 @@ class Model(NamedTuple):
     fields: study.Settings = NO_FIELDS
     corpus: str = "cls_first"
     loss: str = "mlm_loss"
-    num_seeds: int = 2
+    num_seeds: int = 3
     laptop_only: bool = False
 
 
 ROBERTA, BERT = "RoBERTa", "BERT on proteins"
 MODELS = {
-    ROBERTA: Model("roberta_base", num_seeds=3),
+    ROBERTA: Model("roberta_base"),
     "RoBERTa, half the learning rate": Model(
         "roberta_base", ROBERTA, {"learning_rate": 2e-3}, num_seeds=1, laptop_only=True
     ),
-    "MPNet": Model("mpnet_base", ROBERTA, num_seeds=3),
+    "MPNet": Model("mpnet_base", ROBERTA),
     "DeBERTa, enhanced mask decoder": Model("deberta_v3_base", ROBERTA, ENHANCED),
-    "Longformer, window of a quarter of a row": Model("longformer_base", ROBERTA, num_seeds=3),
+    "Longformer, window of a quarter of a row": Model("longformer_base", ROBERTA),
     "XLNet": Model("xlnet_base", "", {"masking.rate": 0.15}, "cls_last", PERMUTED),
     BERT: Model("bert_base", "", corpus="proteins", num_seeds=1, laptop_only=True),
     "ESM-2 on proteins": Model("esm2_8m", BERT, corpus="proteins", num_seeds=1, laptop_only=True),
