@@ -58,8 +58,8 @@ MODELS = {
     "DeBERTa, enhanced mask decoder": Model("deberta_v3_base", ROBERTA, ENHANCED),
     "Longformer, window of a quarter of a row": Model("longformer_base", ROBERTA),
     "XLNet": Model("xlnet_base", "", {"masking.rate": 0.15}, "cls_last", PERMUTED),
-    BERT: Model("bert_base", "", corpus="proteins", num_seeds=1, laptop_only=True),
-    "ESM-2 on proteins": Model("esm2_8m", BERT, corpus="proteins", num_seeds=1, laptop_only=True),
+    BERT: Model("bert_base", "", corpus="proteins", laptop_only=True),
+    "ESM-2 on proteins": Model("esm2_8m", BERT, corpus="proteins", laptop_only=True),
 }
 # What all rows of the laptop scale have in common, beyond study.PRETRAINING.
 LAPTOP = {
