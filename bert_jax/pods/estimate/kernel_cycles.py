@@ -54,7 +54,6 @@ TANH_HIDDEN = (768, 1024)
 LARGE_HEADS = (512, 128)
 # Longer rows have the loops of the kernel for 2,048 tokens. With a window, those for 1,024, too.
 LONG_LENGTHS = (1024, 2048)
-DISENTANGLED = (128, 512)  # Lengths of rows of DeBERTa.
 WINDOW = 64  # Of ModernBERT, on each side.
 SEGMENTED = "v4", 8192  # The chip with such rows, which have the same loops in all lengths.
 GATED = (4096, 1152, 768)  # Tokens, inner and hidden size of the gated network of ModernBERT-base.
@@ -94,8 +93,7 @@ def shapes(chip: str) -> list[Shape]:
     found += [Shape(has_dropout, "bfloat16", LARGE_HEADS) for has_dropout in (False, True)]
     if chip != "v3":
         found += [
-            Shape(True, "bfloat16", (length, HEAD_DIM), has_distances=True)
-            for length in DISENTANGLED
+            Shape(True, "bfloat16", (length, HEAD_DIM), has_distances=True) for length in LENGTHS
         ]
         lengths = [(length, False) for length in LONG_LENGTHS]
         if chip == SEGMENTED[0]:
