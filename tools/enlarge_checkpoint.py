@@ -24,12 +24,7 @@ from absl import app, flags, logging
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax
-
-from bert_jax.checkpoints.enlarge import deepen, lengthen, widen
-from bert_jax.checkpoints.read import read_model
-from bert_jax.checkpoints.save import save_model
-from bert_jax.model.architecture import config_from_settings
+from bert_jax.checkpoints.enlarge import write_enlarged
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 
@@ -40,40 +35,14 @@ NUM_LAYERS = flags.DEFINE_integer("num_layers", None, "More than the model has."
 POSITIONS = flags.DEFINE_integer("max_position_embeddings", None, "More than the model has.")
 
 
-def enlarge(
-    source: str,
-    destination: str,
-    hidden_size: int | None = None,
-    num_layers: int | None = None,
-    max_position_embeddings: int | None = None,
-) -> None:
-    """Writes a larger model to a new directory, and prints its sizes.
-
-    Raises ValueError if no size is given, and what `read_model`, `save_model` and the functions of
-    `checkpoints/enlarge.py` raise.
-    """
-    changes = (widen, hidden_size), (deepen, num_layers), (lengthen, max_position_embeddings)
-    changes = [(change, size) for change, size in changes if size is not None]
-    if not changes:
-        raise ValueError("give --hidden_size, --num_layers or --max_position_embeddings")
-    model = old = read_model(source)
-    for change, size in changes:
-        model = change(model, size)
-    config = config_from_settings(model.settings)
-    save_model(destination, config, model.tokenizer, model.params, model.settings)
-    before, after = (
-        sum(leaf.size for leaf in jax.tree.leaves(each.params)) for each in (old, model)
-    )
-    print(f"{destination}: {after:,} parameters, {before:,} before")
-
-
 def main(argv: list[str]) -> None:
     if argv[1:]:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     try:
-        enlarge(MODEL.value, OUTPUT.value, HIDDEN_SIZE.value, NUM_LAYERS.value, POSITIONS.value)
+        sizes = HIDDEN_SIZE.value, NUM_LAYERS.value, POSITIONS.value
+        write_enlarged(MODEL.value, OUTPUT.value, *sizes)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"enlarge_checkpoint: {describe_error(error)}")
 

@@ -7,14 +7,44 @@ each architecture.
 import dataclasses
 
 import flax
+import jax
 import numpy as np
 
 from bert_jax.checkpoints.parameters import LoadedModel, model_settings, parameter_shapes
+from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.save import save_model
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.layer_stack import layers_with, num_stacked_layers
 
 WIDENED = ("bert", "modernbert", "mpnet", "esm", "longformer", "deberta")
 """Architectures that compute only with what is widened; XLNet's encodings of distances are not."""
+
+
+def write_enlarged(
+    source: str,
+    destination: str,
+    hidden_size: int | None = None,
+    num_layers: int | None = None,
+    max_position_embeddings: int | None = None,
+) -> None:
+    """Writes a larger model to a new directory, and prints its sizes.
+
+    Raises ValueError if no size is given, and what `read_model`, `save_model`, `widen`, `deepen`
+    and `lengthen` raise.
+    """
+    changes = (widen, hidden_size), (deepen, num_layers), (lengthen, max_position_embeddings)
+    changes = [(change, size) for change, size in changes if size is not None]
+    if not changes:
+        raise ValueError("give --hidden_size, --num_layers or --max_position_embeddings")
+    model = old = read_model(source)
+    for change, size in changes:
+        model = change(model, size)
+    config = config_from_settings(model.settings)
+    save_model(destination, config, model.tokenizer, model.params, model.settings)
+    before, after = (
+        sum(leaf.size for leaf in jax.tree.leaves(each.params)) for each in (old, model)
+    )
+    print(f"{destination}: {after:,} parameters, {before:,} before")
 
 
 def deepen(model: LoadedModel, num_layers: int) -> LoadedModel:

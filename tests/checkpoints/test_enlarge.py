@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.checkpoints.enlarge import deepen, lengthen, widen
+from bert_jax.checkpoints.enlarge import deepen, lengthen, widen, write_enlarged
 from bert_jax.checkpoints.parameters import LoadedModel, LoadReport, model_settings
 from bert_jax.checkpoints.save import save_model
 from bert_jax.model.architecture import config_from_settings
@@ -27,7 +27,6 @@ from tests.helpers.models import (
     small_mpnet_config,
     small_xlnet_config,
 )
-from tools.enlarge_checkpoint import enlarge
 
 CASES = {
     "bert": functools.partial(small_model_config, num_layers=1),
@@ -148,13 +147,13 @@ def test_the_tool_writes_a_model_that_loads(tmp_path, capsys):
     config = small_model_config(tokenizer.vocab_size, num_layers=1)
     model = make_model(config, tokenizer)
     save_model(tmp_path / "old", config, tokenizer, model.params, model.settings)
-    enlarge(str(tmp_path / "old"), str(tmp_path / "new"), 64, 3, 100)
+    write_enlarged(str(tmp_path / "old"), str(tmp_path / "new"), 64, 3, 100)
     loaded = bert_jax.load(tmp_path / "new")
     sizes = loaded.config.hidden_size, loaded.config.num_layers
     assert (*sizes, loaded.config.max_position_embeddings) == (64, 3, 100)
     assert "parameters, " in capsys.readouterr().out
     with pytest.raises(FileExistsError, match="new exists already"):
-        enlarge(str(tmp_path / "old"), str(tmp_path / "new"), num_layers=2)
+        write_enlarged(str(tmp_path / "old"), str(tmp_path / "new"), num_layers=2)
 
 
 BERT, MODERNBERT = small_model_config(), small_modernbert_config()
@@ -192,4 +191,4 @@ def test_modules_of_an_objective_and_no_size_are_errors(tmp_path):
     with pytest.raises(ValueError, match="own/kernel belongs to no part of bert or its heads"):
         deepen(own, 4)
     with pytest.raises(ValueError, match="give --hidden_size, --num_layers or"):
-        enlarge(str(tmp_path), str(tmp_path / "new"))
+        write_enlarged(str(tmp_path), str(tmp_path / "new"))
