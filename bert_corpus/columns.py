@@ -30,7 +30,8 @@ def read_table(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
 
     Fields may be quoted, as RFC 4180 says, and then hold line ends. Raises ValueError for a header
     without the column, for a row with another number of fields, and for quotation marks that do not
-    quote a field.
+    quote a field: with tabs as delimiters, those of a field that holds a tab or a line end. Counts
+    rows whose column is empty.
     """
     path, field = unit.source.path, unit.source.text_field
     lines = (decode_line(line, offset, unit) for offset, _, line in read_lines(unit))
@@ -52,13 +53,17 @@ def read_table(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
             if len(row) != len(names):
                 counts = f"expected {len(names)} fields, as in the header, found {len(row)}"
                 raise ValueError(f"{place}: {counts}; quote a text that holds {delimiter!r}")
-            if delimiter == "\t" and "\t" in row[index]:
+            if delimiter == "\t" and any(re.search(r"[\t\r\n]", value) for value in row):
                 raise ValueError(
-                    f"{place}: a quoted field holds a tab, so perhaps its quotation mark is text: "
-                    'write " as "" and quote the field, or write the table as .csv or .jsonl'
+                    f"{place}: a quoted field holds a tab or a line end, so perhaps its quotation "
+                    'mark is text, and the field holds other fields: write " as "" and quote the '
+                    "field, or write the table as .csv or .jsonl"
                 )
             skipped["lines"] += 1
-            yield Document(row[index])
+            if row[index]:
+                yield Document(row[index])
+            else:
+                skipped["lines_without_text"] += 1
     except csv.Error as error:
         raise ValueError(
             f"{path}, line {line_number}: {error}; close every quoted field, and double the "

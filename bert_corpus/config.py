@@ -50,7 +50,7 @@ class CorpusConfig:
     repeat: str = ""  # "GLOB:N,...": inputs whose training documents are used N times
     num_shards: int = 0  # of the train split; 0 chooses by the size of the input
     data_dir: str = ""  # directory of prepared TFDS datasets; "" means TFDS's default
-    text_field: str = "text"  # of JSON, tables and data sets; or "GLOB:NAME,...,NAME"
+    text_field: str = "text"  # of JSON, tables and datasets; or "GLOB:NAME,...,NAME"
     drop_duplicates: bool = True  # exact copies of earlier documents
     near_duplicates: float = 0.0  # minimum Jaccard similarity of dropped documents; 0 keeps all
     min_words: int = 0  # of a document

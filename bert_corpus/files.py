@@ -120,9 +120,12 @@ def read_lines(unit: Unit) -> Iterator[tuple[int, int, bytes]]:
         lines = io.TextIOWrapper(stream, encoding="latin-1", newline="")
         while line := lines.readline(MAX_LINE_BYTES).encode("latin-1"):
             if len(line) == MAX_LINE_BYTES:
+                # Longer than any header, which must not be folded.
+                is_fasta = unit.source.format == "fasta"
+                fix = "break it with `fold -w 1000000`" if is_fasta else "is it text?"
                 raise ValueError(
                     f"{unit.source.path} has a line of over {MAX_LINE_BYTES:,} bytes at byte "
-                    f"{offset}; is it text?"
+                    f"{offset}; {fix}"
                 )
             if offset >= start:
                 yield offset, stop, line

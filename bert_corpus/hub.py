@@ -1,4 +1,4 @@
-"""Streams data sets of the Hugging Face Hub, or of local folders, with the library `datasets`."""
+"""Streams datasets of the Hugging Face Hub, or of local folders, with the library `datasets`."""
 
 import functools
 import logging
@@ -12,7 +12,7 @@ UNKNOWN_BYTES = 1 << 26  # of a file whose size is not known
 
 
 def is_hub_address(pattern: str) -> bool:
-    """Returns whether an input is one of the hub; "hf://" begins the address of a file."""
+    """Returns whether an input is one of the Hub; "hf://" begins the address of a file."""
     return pattern.startswith(PREFIX) and not pattern.startswith(f"{PREFIX}//")
 
 
@@ -45,7 +45,7 @@ def open_hub(address: str):
 
 
 def hub_size(address: str) -> tuple[int, str, int]:
-    """Returns the size of a data set in bytes, a hash of its version, and its number of files.
+    """Returns the size of a dataset in bytes, a hash of its version, and its number of files.
 
     The size is what its card says, or that of its files, which may be compressed.
     """

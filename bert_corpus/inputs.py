@@ -40,7 +40,7 @@ FORMATS = {
 }
 ONE_DOCUMENT = ("file", "html", "markdown")  # in each file
 SPLITTABLE = ("text", "lines", "docs", "jsonl", "fasta")  # unless they are compressed
-# Beside the Arrow files of a data set, or of its splits.
+# Beside the Arrow files of a dataset, or of its splits.
 SAVED_DATASET = ("state.json", "dataset_info.json", "dataset_dict.json")
 WITH_FIELDS = ("jsonl", "json", "table", "parquet", "arrow", "tfds", "hub")
 
@@ -60,7 +60,7 @@ class Source(NamedTuple):
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
       head: a hash of the first bytes; together with the size, it identifies copies of a file.
       repeats: the number of times that each of its training documents is used.
-      num_files: of a data set of the hub, each of which one worker reads.
+      num_files: of a dataset of the Hub, each of which one worker reads.
     """
 
     path: str
@@ -155,7 +155,10 @@ def repeat_inputs(sources: Sequence[Source], repeat: str) -> list[Source]:
                 f"--repeat={repeat}: {part!r} is not FILE:N or GLOB:N, with an N of 2 or more"
             )
         glob = pattern if "://" in pattern else os.path.normpath(os.path.expanduser(pattern))
-        matches = [n for n, each in enumerate(sources) if fnmatch.fnmatchcase(each.path, glob)]
+        paths = [source.path for source in sources]
+        # A file whose name is the pattern, such as "a[1].txt", comes before those that it matches.
+        matches = [n for n, path in enumerate(paths) if path == glob]
+        matches = matches or [n for n, path in enumerate(paths) if _matches_glob(path, glob)]
         if not matches:
             raise ValueError(
                 f"--repeat={repeat}: {pattern} matches no input; the first is {sources[0].path}"
@@ -181,7 +184,7 @@ def _with_fields(sources: list[Source], text_field: str) -> list[Source]:
     for source in sources:
         field, base = defaults[0], os.path.basename(source.path)
         for pattern, _, name in names if source.format in WITH_FIELDS else ():
-            if pattern and any(fnmatch.fnmatchcase(each, pattern) for each in (source.path, base)):
+            if pattern and any(_matches_glob(each, pattern) for each in (source.path, base)):
                 unused.discard(pattern)
                 field = name
                 break
@@ -213,7 +216,7 @@ def _files_of_saved_dataset(pattern: str) -> list[str]:
         raise ValueError(f"{directory}: {', '.join(found)} is damaged: {error}") from None
     if splits := values.get("dataset_dict.json", {}).get("splits"):
         options = ", ".join(f"--input={directory}/{split}" for split in splits)
-        raise ValueError(f"{pattern} holds the splits of a data set: choose among {options}")
+        raise ValueError(f"{pattern} holds the splits of a dataset: choose among {options}")
     state = values.get("state.json", {})
     if state.get("_indices_data_files"):
         raise ValueError(
@@ -261,7 +264,7 @@ def _find_files(pattern: str) -> list[Source]:
             raise ValueError(f"{path} is empty; remove it from --input")
         if os.path.basename(path) in SAVED_DATASET:
             raise ValueError(
-                f"{path} belongs to a data set that `datasets.save_to_disk` wrote: give only its "
+                f"{path} belongs to a dataset that `datasets.save_to_disk` wrote: give only its "
                 f"directory, --input={os.path.dirname(path) or '.'}"
             )
         sources.append(Source(path, size, version, named))
@@ -277,6 +280,16 @@ def _is_hidden(name: str, pattern: str) -> bool:
     The shell and `glob.glob` leave out these matches, too.
     """
     return "/." in name and name != pattern and not _matches(name.split("/"), pattern.split("/"))
+
+
+def _matches_glob(path: str, pattern: str) -> bool:
+    """Returns whether the path of a source matches a glob, whose "*" matches no "/" of a file.
+
+    It matches those of "hf:..." and "tfds:...", which are no paths.
+    """
+    if path.startswith("tfds:") or is_hub_address(path):
+        return path == pattern or fnmatch.fnmatchcase(path, pattern)
+    return _matches(path.split("/"), pattern.split("/"))
 
 
 def _matches(parts: list[str], patterns: list[str]) -> bool:

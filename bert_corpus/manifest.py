@@ -16,7 +16,7 @@ from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # Incremented when the same input and settings give other rows, or other held-out documents.
-BUILD_VERSION = 2
+BUILD_VERSION = 3
 # Without a warning:
 MAX_UNKNOWN = 0.01  # of the tokens
 MAX_TRUNCATED = 0.15  # of the tokens; about half a sentence of each pair is

@@ -24,8 +24,14 @@ SUPERSETS = {
     "big5": "big5hkscs",
     **dict.fromkeys(("utf-16", "utf-16le", "utf-16be"), "utf-8"),
 }
+# Metadata in YAML or TOML. Each line must look like it, because "---" is also a rule before prose:
+# a key without spaces, an indented line, an item or the end of a list; in TOML also a blank line.
+KEY = r"""["']?\w[\w.-]*["']?[ \t]*"""
 FRONT_MATTER = re.compile(
-    r"---[ \t]*\n[\w.-]+[ \t]*:.*?^(?:---|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
+    rf"---[ \t]*\n{KEY}:(?:[ \t].*)?\n(?:(?:{KEY}:(?:[ \t].*)?|[ \t]+\S.*|-(?:[ \t].*)?|[\]}}])\n)*"
+    r"(?:---|\.\.\.)[ \t]*$"
+    rf"|\+\+\+[ \t]*\n(?:(?:{KEY}=.*|\[.*\][ \t]*|[ \t]+\S.*|\]|[ \t]*)\n)+\+\+\+[ \t]*$",
+    re.MULTILINE,
 )
 # Tokens of markdown-it whose content is no running text -> the name of their count.
 NOT_TEXT = {"fence": "code_blocks", "code_block": "code_blocks", "html_block": "html_blocks"}

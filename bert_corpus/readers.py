@@ -309,7 +309,7 @@ def _read_tfds(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
 
 
 def _read_hub(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
-    """Yields the text field of the examples of a unit: of some of the files of a data set."""
+    """Yields the text field of the examples of a unit: of some of the files of a dataset."""
     address, field = unit.source.path, unit.source.text_field
     builder, dataset = open_hub(address)
     if builder.hash != unit.source.version:

@@ -59,7 +59,7 @@ def describe_text(text: dict) -> list[str]:
     lines = [f"text ({text['documents']} documents, sampled): {'; '.join(parts)}"]
     if cut:
         shares = ", ".join(f"{share:.1%} at {length:,}" for length, share in cut.items())
-        lines.append(f"as inputs of single documents, cut off would be: {shares} tokens")
+        lines.append(f"tokens lost if each document is truncated: {shares}")
     return lines
 
 

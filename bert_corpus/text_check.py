@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from bert_corpus.config import CorpusConfig
 from bert_corpus.encoding import Encoder
-from bert_corpus.words import count_words
+from bert_corpus.words import UNSPACED, UNSPACED_CHARACTERS_PER_WORD, count_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # Without a warning:
 MAX_TOKENS_PER_WORD = 2.0
+MAX_TOKENS_PER_CHARACTER = 1.5  # in scripts without spaces; punctuation counts as tokens
 MAX_OTHER_LANGUAGES = 0.2  # of the documents
 MAX_ACCENTED_WORDS = 0.01  # of the words, where accents are stripped
-# What is too short, or too few, tells no language.
+# A text with fewer words is too short, and fewer documents are too few, to identify a language.
 MIN_WORDS = 20
 MIN_DOCUMENTS = 10
 # Codes that name the same language, or that are told apart only with long texts.
@@ -46,7 +47,9 @@ def check_text(
         found["accented_words"] = round(accented, 4)
     if importlib.util.find_spec("py3langid"):
         found["languages"] = find_languages(texts)
-    return found, advise(found, config)
+    # Then most words are of these scripts.
+    is_unspaced = sum(len(UNSPACED.findall(text)) for text in texts) > num_words
+    return found, advise(found, config, is_unspaced)
 
 
 def has_accents(word: str) -> bool:
@@ -68,8 +71,11 @@ def find_languages(texts: Sequence[str]) -> dict[str, float]:
     return {code: round(count / counts.total(), 4) for code, count in counts.most_common()}
 
 
-def advise(found: Mapping, config: CorpusConfig) -> list[str]:
-    """Returns warnings about the text and its vocabulary, from what `check_text` has found."""
+def advise(found: Mapping, config: CorpusConfig, is_unspaced: bool) -> list[str]:
+    """Returns warnings about the text and its vocabulary, from what `check_text` has found.
+
+    `is_unspaced` says that most words are of scripts that are written without spaces.
+    """
     warnings = []
     shares = collections.Counter()
     for code, share in found.get("languages", {}).items():
@@ -77,24 +83,40 @@ def advise(found: Mapping, config: CorpusConfig) -> list[str]:
     asked = SAME_LANGUAGE.get(config.language, config.language)
     if shares:
         main, share = shares.most_common(1)[0]
-        others = ", ".join(f"{code} {part:.0%}" for code, part in shares.most_common(4)[1:])
         if main != asked and share > 0.5:
             warnings.append(
                 f"{share:.0%} of the sampled documents are identified as {main!r}, and --language="
                 f"{config.language}: set --language={main}, for the abbreviations of its sentences "
                 "and the card of the model; or check the input"
             )
-        elif 1 - share > MAX_OTHER_LANGUAGES and not config.only_language:
-            warnings.append(
-                f"{1 - share:.0%} of the sampled documents are in other languages than {main!r} "
-                f"({others}): if that is not wanted, --only_language={main} drops them"
-            )
-    if (fertility := found["tokens_per_word"]) > MAX_TOKENS_PER_WORD:
-        warnings.append(
+        elif not config.only_language:
+            kept = asked if asked in shares else main
+            other_share = 1 - shares.pop(kept)
+            if other_share > MAX_OTHER_LANGUAGES:
+                others = ", ".join(f"{code} {part:.0%}" for code, part in shares.most_common(3))
+                warnings.append(
+                    f"{other_share:.0%} of the sampled documents are in other languages than "
+                    f"{kept!r} ({others}): if that is not wanted, --only_language={kept} drops them"
+                )
+    fertility = found["tokens_per_word"]
+    if is_unspaced:
+        per_character = fertility / UNSPACED_CHARACTERS_PER_WORD
+        is_high = per_character > MAX_TOKENS_PER_CHARACTER
+        finding = (
+            f"the vocabulary takes {per_character:.2f} tokens for a character of this script, and "
+            "one trained on it about one, or fewer"
+        )
+    else:
+        is_high = fertility > MAX_TOKENS_PER_WORD
+        finding = (
             f"the vocabulary splits a word into {fertility:.2f} tokens; on English, BERT's takes "
-            f"{ENGLISH_TOKENS_PER_WORD}, and that of a language's own up to about "
-            f"{MAX_TOKENS_PER_WORD:g}: train one on this text (tools/train_vocab.py), or add its "
-            "words (tools/extend_vocab.py)"
+            f"{ENGLISH_TOKENS_PER_WORD}, and a vocabulary trained on the language needs at most "
+            f"about {MAX_TOKENS_PER_WORD:g}"
+        )
+    if is_high:
+        warnings.append(
+            f"{finding}: train one on this text (tools/train_vocab.py), or add its words "
+            "(tools/extend_vocab.py)"
         )
     if (accented := found.get("accented_words", 0.0)) > MAX_ACCENTED_WORDS:
         warnings.append(

@@ -25,7 +25,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 WINDOW = 5  # tokens on each side
 SMOOTHING = 0.75  # the exponent of the counts of contexts
 NUM_DIMENSIONS = 200
-MIN_COUNT = 10  # Of rarer tokens, the neighbours are chance.
+MIN_COUNT = 10  # Of rarer tokens, the neighbors are chance.
 
 
 def token_vectors(
@@ -49,7 +49,7 @@ def token_vectors(
         for ids, lengths, unit_skipped in tqdm.tqdm(ordered_map(units), "tokens", len(units)):
             skipped.update(unit_skipped)
             occurrences += np.bincount(ids, minlength=size)
-            counts = counts + count_neighbours(ids, lengths, size)
+            counts = counts + count_neighbors(ids, lengths, size)
     check_skipped(skipped, text_field)
     is_frequent = occurrences >= MIN_COUNT
     is_frequent[list(tokenizer.special_ids)] = False
@@ -68,7 +68,7 @@ def token_vectors(
     return vectors
 
 
-def count_neighbours(ids: np.ndarray, lengths: np.ndarray, size: int) -> scipy.sparse.csr_array:
+def count_neighbors(ids: np.ndarray, lengths: np.ndarray, size: int) -> scipy.sparse.csr_array:
     """Counts, for all pairs of tokens, how often they are at most `WINDOW` apart in a sentence.
 
     Args:

@@ -41,7 +41,7 @@ INPUT = flags.DEFINE_list(
     "Globs of local files or files in a bucket: UTF-8 text (see --documents; "
     ".txt, .text or no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), .csv, .tsv, "
     ".html, .md and FASTA (.fa, .fna, .faa), all also as .gz, .bz2, .zst or .xz, or .parquet or "
-    ".arrow; a folder of datasets.save_to_disk; hf:NAME[:CONFIG[:SPLIT]], a data set of the "
+    ".arrow; a folder of datasets.save_to_disk; hf:NAME[:CONFIG[:SPLIT]], a dataset of the "
     "Hugging Face Hub; or tfds:NAME, a TFDS dataset prepared with file_format=array_record.",
     required=True,
 )
@@ -163,7 +163,7 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "text_field",
     DEFAULT.text_field,
-    "Field to read of JSON, tables and data sets. '*.csv:body,text' is body in CSV files, and text "
+    "Field to read of JSON, tables and datasets. '*.csv:body,text' is body in CSV files, and text "
     "in others: of several globs, the first that matches an input counts.",
 )
 flags.DEFINE_bool(

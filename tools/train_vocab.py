@@ -54,8 +54,10 @@ KIND = flags.DEFINE_enum(
     "Algorithm. bpe: byte-level; xlnet: a unigram model whose sequences end in <cls>; kmer: all "
     "sequences of k letters, which do not overlap in a text.",
 )
-K = flags.DEFINE_integer("k", 6, "Letters of a k-mer; 1: letters.", lower_bound=1, upper_bound=20)
-LETTERS = flags.DEFINE_string("letters", "ACGT", "Letters of k-mers; others are [UNK].")
+K = flags.DEFINE_integer("k", 6, "Number of letters per k-mer.", lower_bound=1, upper_bound=20)
+LETTERS = flags.DEFINE_string(
+    "letters", "ACGT", "Alphabet of the k-mers; other characters become [UNK]."
+)
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
 TEXT_FIELD = flags.DEFINE_string("text_field", "text", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool(

@@ -11,7 +11,7 @@ import re
 from bert_jax.tokenizers.stored import Layout, SpecialTokens, special_added_tokens, template
 from bert_jax.tokenizers.wordpiece import bert_spec
 
-MAX_PIECES = 1 << 20
+MAX_KMERS = 1 << 19
 
 
 def kmer_spec(k: int, letters: str) -> dict:
@@ -20,15 +20,15 @@ def kmer_spec(k: int, letters: str) -> dict:
     A text is cut into k-mers from the left, in upper or lower case. A letter that begins none,
     because another character or the end is too near, is a token of its own; any other character is
     unknown, up to white space. Raises ValueError for letters that are no distinct capitals, and for
-    more than `MAX_PIECES` pieces.
+    more than `MAX_KMERS` k-mers.
     """
     if not re.fullmatch("[A-Z]+", letters) or len(set(letters)) < len(letters):
         raise ValueError(f"--letters={letters}; expected distinct capital letters, such as ACGT")
     num_kmers = len(letters) ** k
-    if num_kmers > MAX_PIECES // 2:
+    if num_kmers > MAX_KMERS:
         raise ValueError(
             f"--k={k} of {len(letters)} letters gives {num_kmers:,} k-mers; expected at most "
-            f"{MAX_PIECES // 2:,}"
+            f"{MAX_KMERS:,}"
         )
     kmers = map("".join, itertools.product(letters, repeat=k))
     pieces = dict.fromkeys([*SpecialTokens(), *letters, *kmers])

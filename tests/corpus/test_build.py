@@ -202,7 +202,7 @@ def test_documents_of_a_repeated_file_are_in_the_rows_n_times_and_held_out_ones_
         ("b.txt:1.5", "'b.txt:1.5' is not FILE:N"),
         (":3", "':3' is not FILE:N"),
         ("c.txt:3", "c.txt matches no input; the first is "),
-        ("*/b.txt:3,*:2", "b.txt matches twice"),
+        ("**/b.txt:3,**:2", "b.txt matches twice"),
     ],
 )
 def test_a_wrong_repeat_is_refused(tmp_path, repeat, message):

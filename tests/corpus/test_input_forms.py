@@ -14,7 +14,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bert_corpus import fasta, inputs
+from bert_corpus import fasta, files, inputs
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.inputs import find_inputs, split_into_units
@@ -103,8 +103,8 @@ GOOD = {
         "a.csv",
         '\ufeffid,text\r\n1,"One, ""two""\r\n\r\nthree."\r\n\r\n2,Four.\r\n3,\r\n',
         "text",
-        ['One, "two"\r\n\r\nthree.', "Four.", ""],
-        {"lines": 3},
+        ['One, "two"\r\n\r\nthree.', "Four."],
+        {"lines": 3, "lines_without_text": 1},
     ),
     "csv_semicolons": ("a.csv", "id;body\n1;One, two.\n", "body", ["One, two."], {"lines": 1}),
     "csv_one_column": ("a.csv", 'text\n"One, two."\n', "text", ["One, two."], {"lines": 1}),
@@ -185,6 +185,34 @@ GOOD = {
         {"metadata_blocks": 1, "tables": 1, "code_blocks": 1, "images": 1},
     ),
     "markdown_after_a_line": ("a.md", "---\n\nOne: two.\n\n---\n", "text", ["One: two."], {}),
+    "markdown_of_prose_after_a_line": (
+        "a.md",
+        "---\nNote: this is prose.\n\nMore of it.\n\n---\nAnd\nmore.\n",
+        "text",
+        ["Note: this is prose.\n\nMore of it.\n\nAnd more."],
+        {},
+    ),
+    "markdown_of_prose_over_two_lines": (
+        "a.md",
+        "---\nNote: this is prose\nover two lines.\n\n---\n",
+        "text",
+        ["Note: this is prose over two lines."],
+        {},
+    ),
+    "markdown_with_lists_in_yaml": (
+        "a.md",
+        "---\ntitle: A\n'key': |\n  more\n\ttext\ntags:\n- b\n- c\nlist: [\n  d\n]\n...\nOne.\n",
+        "text",
+        ["One."],
+        {"metadata_blocks": 1},
+    ),
+    "markdown_with_toml": (
+        "a.md",
+        '+++\ntitle = "A"\ntags = [\n  "b",\n]\n\n[params]\nx.y = 1\n+++\n\nOne.\n',
+        "text",
+        ["One."],
+        {"metadata_blocks": 1},
+    ),
     "markdown_of_dos": ("a.md", MARKDOWN.replace("\n", "\r\n"), "text", None, None),
     "markdown_without_text": (
         "a.md",
@@ -267,7 +295,19 @@ BAD = {
         "a.tsv",
         'text\tid\n"One\t1\nTwo"\t2\n',
         "text",
-        "a.tsv, line 2: a quoted field holds a tab, so perhaps its quotation mark is text",
+        "a.tsv, line 2: a quoted field holds a tab or a line end, so perhaps its quotation mark is",
+    ),
+    "tsv_with_literal_quotes_in_another_column": (
+        "a.tsv",
+        'title\ttext\n"Quote at start\tfirst text is lost\nsecond"\tsecond text\n',
+        "text",
+        "a.tsv, line 2: a quoted field holds a tab or a line end",
+    ),
+    "tsv_with_literal_quotes_in_one_column": (
+        "a.tsv",
+        'text\n"First.\nSecond."\n',
+        "text",
+        "a.tsv, line 2: a quoted field holds a tab or a line end",
     ),
     "fasta_without_a_header": ("a.fa", "ACGT\n", "text", "a.fa begins with 'A'; expected FASTA"),
     "fasta_of_reads": (
@@ -276,8 +316,8 @@ BAD = {
         "text",
         "a.fa begins with '@'; expected FAS",
     ),
-    "fasta_with_digits": ("a.fa", ">1\nACGT\n1 ACGT\n", "text", "a.fa, line 3: '1' is no symbol"),
-    "fasta_indented": ("a.fa", "  >1\nACGT\n", "text", "a.fa, line 1: '>' is no symbol of a sequ"),
+    "fasta_with_digits": ("a.fa", ">1\nACGT\n1 ACGT\n", "text", "a.fa, line 3: '1' is not a val"),
+    "fasta_indented": ("a.fa", "  >1\nACGT\n", "text", "a.fa, line 1: '>' is not a valid sequence"),
     "fasta_in_binary": ("a.fa", b">1\nAC\0\0", "text", "holds NUL bytes"),
     "html_in_another_encoding": (
         "a.html",
@@ -397,7 +437,53 @@ def test_units_of_fasta_hold_each_sequence_once(tmp_path, monkeypatch, end):
         assert split_sentences(found[0]) == [found[0].text]
 
 
-def test_directory_of_a_saved_data_set_is_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize("line", [7, 80, 10**6])
+def test_a_gap_across_a_cut_leaves_no_letter(tmp_path, monkeypatch, line):
+    """Of parts of 90, 201 and 3 letters; 99 N are no gap, and "*" is the end."""
+    monkeypatch.setattr(fasta, "MAX_LETTERS", 100)
+    parts = "ACG" * 30, "T" * 90 + "N" * 99 + "ACGTACGTACGT", "TTT"
+    sequence = ("N" * 150).join(parts) + "*"
+    content = ">1\n" + "\n".join(re.findall(f".{{1,{line}}}", sequence)) + "\n>2\nAC\n"
+    (tmp_path / "a.fa").write_text(content)
+    found, skipped = read(f"{tmp_path}/a.fa")
+    second = parts[1]
+    expected = [parts[0], second[:100], second[100:200], second[200:], "TTT", "AC"]
+    assert [document.text for document in found] == expected
+    assert skipped == {"sequence_headers": 2, "letters_in_gaps": 300, "stops_at_the_end": 1}
+
+
+def test_a_sequence_on_one_long_line_is_an_error_that_says_how_to_break_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 50)
+    (tmp_path / "a.fa").write_text(f">1\n{'ACGT' * 20}\n")
+    with pytest.raises(ValueError, match=r"line of over 50 bytes at byte 3; break it with `fold"):
+        read(f"{tmp_path}/a.fa")
+
+
+def test_star_of_a_glob_matches_no_slash_and_a_name_with_a_bracket_matches_itself(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    names = ["texts/1.csv", "texts/a.csv", "texts/a1.csv", "texts/a[1].csv", "texts/sub/a.csv"]
+    write_files(tmp_path, dict.fromkeys(names, "text\nOne.\n"))
+    sources = find_inputs("texts/**")
+    assert [source.path for source in sources] == names
+    for glob, expected in (
+        ("texts/*.csv", names[:4]),
+        ("./texts/a*.csv", names[1:4]),
+        ("texts/**/a.csv", [names[1], names[4]]),
+        ("**", names),
+        ("texts/a[1].csv", [names[3]]),
+        ("texts/[1].csv", [names[0]]),
+    ):
+        repeated = inputs.repeat_inputs(sources, f"{glob}:3")
+        assert [source.path for source in repeated if source.repeats == 3] == expected
+    found = find_inputs("texts/**", "texts/*:body,text")
+    assert [source.text_field for source in found] == ["body"] * 4 + ["text"]
+    found = find_inputs("texts/*[[]1].csv", "a[1].csv:body,text")
+    assert [source.text_field for source in found] == ["body"]
+
+
+def test_directory_of_a_saved_dataset_is_read(tmp_path, monkeypatch):
     texts = [f"Text {number}." for number in range(10)]
     write_saved_dataset(tmp_path / "train", texts)
     for unit_bytes in (1 << 20, 100):
@@ -462,7 +548,7 @@ def test_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
             find_inputs(pattern)
 
 
-def test_data_set_of_the_hub_is_streamed(tmp_path, monkeypatch):
+def test_dataset_of_the_hub_is_streamed(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="needs the extra datasets")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

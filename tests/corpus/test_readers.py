@@ -237,7 +237,7 @@ def test_tfds_yields_the_text_field_without_tensorflow(tmp_path):
     assert "tensorflow" not in sys.modules
 
 
-def test_corpus_of_a_tfds_data_set_has_the_documents_of_the_text_file(tmp_path):
+def test_corpus_of_a_tfds_dataset_has_the_documents_of_the_text_file(tmp_path):
     (tmp_path / "text.txt").write_text(random_text(30))
     documents = [{"text": text} for text in random_text(30).split("\n\n")]
     write_tfds(tmp_path, "news", {"train": documents}, {"text": TEXT})

@@ -9,7 +9,7 @@ from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.steps import MAX_TEXTS, Report
 from bert_corpus.summary import describe_text
-from bert_corpus.text_check import check_text
+from bert_corpus.text_check import advise, check_text
 from bert_jax.tokenizers.tokenizer import tokenizer_from_bytes
 
 GERMAN = (
@@ -38,7 +38,12 @@ def whole_words(*texts: str, special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK
     return tokenizer_from_bytes("vocab.txt", "\n".join([*special, *sorted(plain)]).encode())
 
 
+CHINESE = (
+    "她在北京的大学里学习了很多年、后来回到了她的家乡。那里的人都认识她的父亲和母亲、"
+    "因为他们在村里住了一辈子。"
+)
 TOKENIZER = whole_words(GERMAN, ENGLISH, CZECH)
+CHARACTERS = whole_words(" ".join(CHINESE))  # As BERT's vocabulary of Chinese.
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
 SPLITTING = whole_words("\n".join(LETTERS))
 
@@ -66,6 +71,7 @@ SPLITTING = whole_words("\n".join(LETTERS))
         ([ENGLISH] * 14 + [GERMAN] * 6, TOKENIZER, {"only_language": "en"}, ["lose accents"]),
         ([ENGLISH] * 20, SPLITTING, {}, [r"splits a word into [45]\.\d\d tokens; on English"]),
         ([CZECH] * 20, TOKENIZER, {"language": "cs"}, [r"\d\d\.\d% of the words lose accents"]),
+        ([CHINESE] * 20, CHARACTERS, {"language": "zh"}, []),
         # Too few, or too short, to tell.
         ([GERMAN] * 5 + ["Der Hund lief."] * 50, TOKENIZER, {}, ["lose accents"]),
     ],
@@ -76,6 +82,40 @@ def test_what_is_odd_about_a_text_is_a_warning(texts, tokenizer, settings, messa
     assert len(warnings) == len(messages), warnings
     for message in messages:
         assert any(re.search(message, warning) for warning in warnings), (message, warnings)
+
+
+@pytest.mark.parametrize(
+    ("language", "shares", "message"),
+    [
+        (
+            "sw",
+            {"en": 0.4, "sw": 0.35, "fr": 0.25},
+            r"65% .* than 'sw' \(en 40%, fr 25%\): .*=sw d",
+        ),
+        (
+            "en",
+            {"en": 0.4, "sw": 0.35, "fr": 0.25},
+            r"60% .* than 'en' \(sw 35%, fr 25%\): .*=en d",
+        ),
+        (
+            "de",
+            {"en": 0.4, "sw": 0.35, "fr": 0.25},
+            r"60% .* than 'en' \(sw 35%, fr 25%\): .*=en d",
+        ),
+        ("nb", {"da": 0.4, "no": 0.3, "nn": 0.3}, r"40% .* than 'no' \(da 40%\)"),
+    ],
+)
+def test_other_languages_are_those_than_the_one_asked_for(language, shares, message):
+    found = {"tokens_per_word": 1.0, "languages": shares}
+    (warning,) = advise(found, CorpusConfig(language=language), is_unspaced=False)
+    assert re.search(message, warning)
+
+
+def test_tokens_for_a_character_where_words_are_not_separated():
+    for fertility, num_warnings in ((2.4, 0), (6.0, 1)):
+        warnings = advise({"tokens_per_word": fertility}, CorpusConfig(), is_unspaced=True)
+        assert len(warnings) == num_warnings
+    assert "takes 3.00 tokens for a character of this script" in warnings[0]
 
 
 def test_symbols_have_no_language_and_no_warning():
@@ -109,4 +149,4 @@ def test_share_of_the_text_beyond_each_length_of_an_input(tmp_path):
         n: pytest.approx(tokens / 900, abs=1e-4) for n, tokens in expected.items()
     }
     line = describe_text(build["text"])[1]
-    assert line.endswith("would be: 60.4% at 128, 38.2% at 256, 9.8% at 512 tokens")
+    assert line.endswith("is truncated: 60.4% at 128, 38.2% at 256, 9.8% at 512")

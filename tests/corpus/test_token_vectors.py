@@ -10,7 +10,7 @@ import scipy.sparse
 from bert_corpus.token_vectors import (
     SMOOTHING,
     WINDOW,
-    count_neighbours,
+    count_neighbors,
     positive_information,
     token_vectors,
 )
@@ -18,7 +18,7 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_vocabulary
 
 
-def test_neighbours_are_counted_within_sentences():
+def test_neighbors_are_counted_within_sentences():
     rng = np.random.default_rng(0)
     sentences = [rng.integers(0, 5, size) for size in (0, 1, 9, 2, 14)]
     expected = collections.Counter()
@@ -26,7 +26,7 @@ def test_neighbours_are_counted_within_sentences():
         for i in range(len(ids)):
             for j in range(len(ids)):
                 expected[ids[i], ids[j]] += i != j and abs(i - j) <= WINDOW
-    counts = count_neighbours(np.concatenate(sentences), np.array([*map(len, sentences)]), 5)
+    counts = count_neighbors(np.concatenate(sentences), np.array([*map(len, sentences)]), 5)
     found = counts.toarray()
     assert {(i, j): found[i, j] for i in range(5) for j in range(5)} == {
         (i, j): expected[i, j] for i in range(5) for j in range(5)

@@ -81,7 +81,7 @@ def test_each_slice_along_an_axis_keeps_the_rate(axis):
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("distance", [1, 2, 3, 4, 8, 16])
-def test_neighbours_are_independent(axis, distance):
+def test_neighbors_are_independent(axis, distance):
     kept = mask(1)
     away = np.roll(kept, distance, axis)
     assert abs(correlation(kept, away)) < 5 / np.sqrt(SIZE)
