@@ -47,6 +47,7 @@ from bert_jax.training.phases import (
     check_segments,
     check_special_tokens,
     open_phases,
+    schedule_of,
 )
 from bert_jax.training.pretrain_setup import PretrainSetup, setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step
@@ -135,11 +136,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         saved = load_settings(checkpoint)
         # With these metrics, the next report equals that of an uninterrupted run.
         unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
-        first_loss = saved.get("first_loss")
+        lowest_loss = saved.get("lowest_loss")  # Of the phase's reports.
     else:
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, weights)
-        unreported, owes_evaluation, first_loss = [], False, None
+        unreported, owes_evaluation, lowest_loss = [], False, None
     frozen = place_frozen(setup, teacher)
     lengths = trained_lengths(phases, weights)
     del source, weights, teacher  # Frees their memory.
@@ -178,8 +179,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         scores |= perplexities(objective, scores)
         writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
         word_entropy = baseline(index)["unigram_entropy"]
+        schedule = schedule_of(config, phases[index].name)
         loss = scores.get(objective.main_loss)
-        history.log(step, num_steps, loss, word_entropy, config)
+        history.log(step, num_steps, loss, word_entropy, schedule, config)
         return scores
 
     if owes_evaluation:
@@ -198,6 +200,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             overlap_collectives=config.overlap_collectives,
         )
         start = max(first_step, phase.start)
+        if start == phase.start:
+            lowest_loss = None
         batches = pretrain_batches(
             phase.stream, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
@@ -244,8 +248,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     forecast.log_step(step, values, phase.batch_size, rows_left)
                 monitoring.show(progress, values, objective.main_accuracy)
                 if not is_early:
-                    first_loss = first_loss or values["train/loss"]
-                    diagnosis.check_diverged(values["train/loss"], first_loss, step, config)
+                    loss = values["train/loss"]
+                    lowest_loss = min(loss, lowest_loss or loss)
+                    if config.stop_diverged:
+                        schedule = schedule_of(config, phase.name)
+                        diagnosis.check_diverged(loss, lowest_loss, step, schedule)
                 history.add(unreported, step)
                 unreported.clear()
                 waits.clear()
@@ -261,7 +268,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     "unreported": jax.tree.map(float, unreported),
                     # A stop leaves no time for it: the resumed run does it.
                     "owes_evaluation": evaluates and stops,
-                    "first_loss": first_loss,
+                    "lowest_loss": lowest_loss,
                 }
                 checkpointer.save(state)  # Returns once the state is copied; writes in background.
             if stops:

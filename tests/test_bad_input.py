@@ -167,6 +167,16 @@ def mixture_of_two_lengths(inputs):
     inputs.train(corpus=f"{inputs.path('corpus')},{inputs.path('other')}")
 
 
+def mixture_of_one_corpus_twice(inputs):
+    corpus = inputs.path("corpus")
+    inputs.train(corpus=f"{corpus}:0.5,{corpus}/:0.5")
+
+
+def mixture_of_next_and_swapped_sentences(inputs):
+    inputs.build(output="other", rows="sentence_order", max_sequences=4)
+    inputs.train(corpus=f"{inputs.path('corpus')},{inputs.path('other')}")
+
+
 def phases_with_different_seeds(inputs):
     train_in_two_phases(inputs, seed=1)
 
@@ -380,6 +390,8 @@ BAD_INPUT = {
     later_rows_longer_than_the_model: (ValueError, "128", "max_position_embeddings is 64"),
     mixture_of_two_vocabularies: (ValueError, "/corpus and ", "/other differ in vocab"),
     mixture_of_two_lengths: (ValueError, "cannot be mixed: max_seq_length is 32 and 64"),
+    mixture_of_one_corpus_twice: (ValueError, "/corpus are the same corpus; list it once"),
+    mixture_of_next_and_swapped_sentences: (ValueError, "/other has labels of swapped sentences"),
     phases_with_different_seeds: (ValueError, "seed"),
     phases_with_different_heldout_fractions: (ValueError, "heldout_fraction"),
     missing_weights: (FileNotFoundError, "nowhere"),
@@ -461,9 +473,9 @@ BAD_FIELDS = [
     ),
     ({"corpus": "a:0.5,books:nan"}, "the weight of books is nan; expected a number above 0"),
     ({"corpus": "a:0.5,gs://books"}, "gs://books has no weight; give one to each directory, or"),
-    ({"corpus": "a,b,a"}, "a is there twice; add up its weights"),
+    ({"corpus": "a,b,a"}, "a is listed twice: list it once, with the sum of the weights"),
     ({"corpus": "a,b,"}, "expected DIR, DIR:WEIGHT,DIR:WEIGHT or DIR,DIR, got ''"),
-    ({"corpus": "a:1,b:2", "corpus_temperature": 3.0}, "corpus_temperature=3.0 has no effect on"),
+    ({"corpus_temperature": 3.0}, "corpus_temperature=3.0 has no effect: no phase has a mixture"),
     ({"corpus": "a,b", "corpus_temperature": 0.0}, "corpus_temperature=0.0"),
     ({"model__hidden_size": 100}, "hidden_size"),
     ({"init_optimizer": True}, "init_from"),

@@ -400,23 +400,28 @@ def test_held_out_rows_of_each_corpus_of_a_mixture_are_evaluated(corpus, tmp_pat
     assert mixed["perplexity"] == pytest.approx(math.exp(mixed["mlm_loss"]))
 
 
-def test_a_resumed_run_is_compared_with_the_first_loss_of_all(corpus, tmp_path, monkeypatch):
+def test_a_resumed_run_is_compared_with_the_lowest_loss_before(corpus, tmp_path, monkeypatch):
     compared = []
 
-    def check_diverged(loss, first_loss, step, config):
-        compared.append((step, loss, first_loss))
+    def check_diverged(loss, lowest_loss, step, schedule):
+        compared.append((step, loss, lowest_loss))
 
     monkeypatch.setattr(pretrain.diagnosis, "check_diverged", check_diverged)
     config = small_config(corpus, log_every=2, eval_every=0)
     pretrain.train_and_evaluate(config, tmp_path / "whole")
     whole = compared.copy()
     assert [step for step, *_ in whole] == [2, 4, 6]
-    assert {first for *_, first in whole} == {whole[0][1]}
+    losses = [loss for _, loss, _ in whole]
+    assert [low for *_, low in whole] == [min(losses[:n]) for n in (1, 2, 3)]
     compared.clear()
     with stopped_after_save(pretrain):
         pretrain.train_and_evaluate(config, tmp_path / "stopped")
     pretrain.train_and_evaluate(config, tmp_path / "stopped")
     assert compared == whole
+    compared.clear()
+    off = small_config(corpus, log_every=2, eval_every=0, stop_diverged=False)
+    pretrain.train_and_evaluate(off, tmp_path / "off")
+    assert not compared
 
 
 def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):

@@ -30,7 +30,9 @@ def parse_mixture(text: str) -> dict[str, float | None]:
         if weight is not None and not 0 < weight < math.inf:
             raise ValueError(f"the weight of {directory} is {number}; expected a number above 0")
         if directory in weights:
-            raise ValueError(f"{directory} is there twice; add up its weights")
+            raise ValueError(
+                f"{directory} is listed twice: list it once, with the sum of the weights"
+            )
         weights[directory] = weight
     without = [directory for directory, weight in weights.items() if weight is None]
     if 0 < len(without) < len(weights):

@@ -103,7 +103,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
 
     A later phase on a corpus of an earlier one continues where that one has stopped.
     """
-    phases, rows_read = [], collections.Counter()
+    phases, rows_read, uses_temperature = [], collections.Counter(), False
     open_rows = functools.cache(functools.partial(Rows, shuffle_seed=config.seed))
     open_heldout = functools.cache(functools.partial(Rows, split="heldout"))
     objective_class = find_objective(config.objective)
@@ -117,7 +117,9 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         if None in weights:
             temperature = phase_config.corpus_temperature or 1.0
             weights = weights_by_size([rows.num_rows for rows in corpora], temperature)
+            uses_temperature |= len(weights) > 1
         contents = [manifest_checksum(rows.manifest) for rows in corpora]
+        check_distinct(name, corpora, contents)
         # The long phase begins its corpora, as it always has: runs of earlier versions resume.
         first_rows = [0 if name == "long_phase" else rows_read[each] for each in contents]
         stream = RowStream(corpora, weights, first_rows)
@@ -128,6 +130,13 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         for each, count in zip(contents, stream.rows_of_each(phase.num_rows), strict=True):
             rows_read[each] += int(count)
     check_same_documents(phases)
+    if config.next_sentence:
+        check_same_labels(phases)
+    if config.corpus_temperature is not None and not uses_temperature:
+        raise ValueError(
+            f"config.corpus_temperature={config.corpus_temperature} has no effect: no phase has a "
+            "mixture without weights, such as config.corpus=wiki,books"
+        )
     return phases
 
 
@@ -167,18 +176,12 @@ def corpus_weights(name: str, config: ConfigDict) -> dict[str, float | None]:
     """Returns the weight of each corpus of the phase `name`, whose own `config` this is.
 
     Without weights they are None, and follow from the sizes. Raises ValueError as `parse_mixture`
-    does, and for a temperature beside weights.
+    does.
     """
     try:
-        weights = parse_mixture(config.corpus)
+        return parse_mixture(config.corpus)
     except ValueError as error:
         raise ValueError(f"{prefix_of(name)}corpus={config.corpus}: {error}") from None
-    if config.corpus_temperature is not None and None not in weights.values():
-        raise ValueError(
-            f"config.corpus_temperature={config.corpus_temperature} has no effect on "
-            f"{prefix_of(name)}corpus={config.corpus}, which has weights: leave out one of them"
-        )
-    return weights
 
 
 def check_has_corpus(name: str, config: ConfigDict) -> None:
@@ -215,6 +218,30 @@ def check_rows(name: str, config: ConfigDict, rows: Rows, first: Rows) -> None:
             f"{rows.source} has rows of {rows.max_seq_length} tokens, but {prefix}max_seq_length="
             f"{expected}: set {prefix}corpus to one that was built with max_seq_length={expected}, "
             f"or {prefix}max_seq_length={rows.max_seq_length}"
+        )
+
+
+def check_distinct(name: str, corpora: Sequence[Rows], contents: Sequence[int]) -> None:
+    """Raises ValueError if two corpora of the phase `name` have the same `contents`, a checksum."""
+    first = {}
+    for rows, checksum in zip(corpora, contents, strict=True):
+        other = first.setdefault(checksum, rows)
+        if other is not rows:
+            raise ValueError(
+                f"{prefix_of(name)}corpus: {other.source} and {rows.source} are the same corpus; "
+                "list it once, with the sum of the weights"
+            )
+
+
+def check_same_labels(phases: list[Phase]) -> None:
+    """Raises ValueError if the labels of two corpora mean different things: next or swapped."""
+    kinds = {}
+    for rows in itertools.chain(*(phase.corpora for phase in phases)):
+        kinds.setdefault(rows.manifest["config"]["rows"] == "sentence_order", rows)
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{kinds[True].source} has labels of swapped sentences (rows=sentence_order), and "
+            f"{kinds[False].source} of next sentences: build all corpora with the same rows"
         )
 
 
@@ -304,6 +331,11 @@ def scheduled_steps(config: ConfigDict) -> list[ScheduledSteps]:
                 last._replace(phases=[*last.phases, name], num_steps=last.num_steps + own.num_steps)
             )
     return parts
+
+
+def schedule_of(config: ConfigDict, name: str) -> ScheduledSteps:
+    """Returns the warm-up and decay that the phase `name` belongs to."""
+    return next(part for part in scheduled_steps(config) if name in part.phases)
 
 
 def pretraining_schedule(config: ConfigDict) -> optax.Schedule:

@@ -31,7 +31,7 @@ NO_FIELDS = (
     "trained_length",
     "unreported",
     "owes_evaluation",
-    "first_loss",
+    "lowest_loss",
     # Fields of earlier versions.
     "topology",
     "stacked_trials",

@@ -260,6 +260,9 @@ RUNNING = {
     "mesh.data": Field(-1, "Devices along this axis of the mesh; -1: all remaining ones."),
     "mesh.fsdp": Field(1, "Devices along this axis; -1: all remaining ones."),
     "mesh.tensor": Field(1, "Devices along this axis; -1: all remaining ones."),
+    "stop_diverged": Field(
+        True, "End the run if its loss rises to twice the lowest of the phase, and by 1 at least."
+    ),
     "shard_weight_update": Field(
         False, "Also shard parameters, optimizer state and weight update over `data` (ZeRO-1)."
     ),
