@@ -85,6 +85,8 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("the TPU compiler is not installed: pip install 'jax[tpu]'")
     options = {"chip_config_name": "megacore"} if CHIPS[name].megacore else {}
+    if set(shape) == {1}:  # A virtual machine with one chip of a host, such as Colab's.
+        options["chips_per_host_bounds"] = [1, 1, 1]
     try:
         description = topologies.get_topology_desc(
             f"{name}:{'x'.join(map(str, shape))}", "tpu", num_slices=num_slices, **options
@@ -103,7 +105,7 @@ def describe_device(chip: str) -> jax.Device:
 
 
 def smallest_slice(chip: Chip) -> str:
-    """Returns the shape of the smallest slice that the compiler accepts: one host."""
+    """Returns the shape of the smallest slice that all versions of the compiler accept: a host."""
     return "2x2" if chip.dimensions == 2 else "2x2x1"
 
 

@@ -27,6 +27,13 @@ def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
         compilation.describe_topology("v4:2x2x1")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v6e:1x1"])
+def test_a_single_chip_of_a_host_is_a_topology(topology):
+    chip, devices = compilation.describe_topology(topology)
+    assert len(devices) == 1 and chip is CHIPS[topology[:3]]
+
+
 def test_memory_error_of_the_compiler_is_parsed():
     used = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G of 15.75G hbm."
     assert compilation.parse_memory_error(used, 2**30) == (17.25 * 2**30, 15.75 * 2**30)
