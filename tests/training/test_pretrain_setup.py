@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from bert_jax.configs.pretrain import bert_tiny, modernbert_base
+from bert_jax.configs.pretrain import bert_tiny, modernbert_base, own_language
 from bert_jax.configs.pretrain.fields import known_fields, make_later_phases, phases_of
 from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.data.rows import Rows
@@ -225,6 +225,18 @@ def test_phases_mix_corpora_and_each_is_read_on(corpus, tmp_path):
     )
     np.testing.assert_array_equal(rows[1::2], expected[0])
     np.testing.assert_array_equal(rows[::2], expected[1])
+
+
+@pytest.mark.parametrize("name", ["", "bert_base", "modernbert_small", "modernbert_base"])
+def test_models_of_own_language_have_ten_billion_tokens_and_split_over_eight_chips(name):
+    config = own_language.get_config(name)
+    check_numbers(config)
+    tokens = config.num_steps * config.batch_size * config.max_seq_length
+    assert tokens == pytest.approx(1e10, rel=1e-4)
+    for num_chips in (1, 8):
+        assert config.batch_size % (num_chips * config.per_device_batch_size) == 0
+    assert stable_step(config) == config.num_steps - config.decay_steps
+    assert list(phase_configs(config)) == [""]
 
 
 def test_small_corpora_are_mixed_unless_they_hold_out_other_documents_of_one_input(tmp_path):
