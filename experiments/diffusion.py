@@ -341,7 +341,7 @@ STUDY = study.Study(
     limits="The language has 62 words, and needs no memory beyond a sentence: the tables show "
     "whether both objectives learn it, and how the number of steps affects the texts. They do not "
     "show which of the two learns English faster, or how many steps a good model needs for that. "
-    f"There are {NUM_SEEDS} seeds, as each takes ten minutes of a quarter of a core.",
+    f"There are {NUM_SEEDS} seeds, as the two runs of each take three minutes of CPU time.",
     rows=rows,
     tasks=lambda scale: study_tasks.sentences(scale, "mnli") if scale == "pod" else [],
     pretraining_metrics={PERPLEXITY: "perplexity"},

@@ -28,16 +28,26 @@ from bert_jax.checkpoints.enlarge import write_enlarged
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 
-MODEL = flags.DEFINE_string("model", None, "What to enlarge.", required=True)
+MODEL = flags.DEFINE_string(
+    "model", None, "The model to enlarge: anything that bert_jax.load reads.", required=True
+)
 OUTPUT = flags.DEFINE_string("output", None, "The new directory.", required=True)
-HIDDEN_SIZE = flags.DEFINE_integer("hidden_size", None, "A multiple of the model's.")
-NUM_LAYERS = flags.DEFINE_integer("num_layers", None, "More than the model has.")
-POSITIONS = flags.DEFINE_integer("max_position_embeddings", None, "More than the model has.")
+HIDDEN_SIZE = flags.DEFINE_integer(
+    "hidden_size", None, "Hidden size of the new model, a multiple of the old one."
+)
+NUM_LAYERS = flags.DEFINE_integer(
+    "num_layers", None, "Number of layers of the new model, more than the old one has."
+)
+POSITIONS = flags.DEFINE_integer(
+    "max_position_embeddings",
+    None,
+    "Number of positions of the new model, more than the old one has.",
+)
 
 
 def main(argv: list[str]) -> None:
     if argv[1:]:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+        sys.exit(f"enlarge_checkpoint: unexpected arguments {argv[1:]}")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     try:

@@ -5,7 +5,9 @@ python tools/extend_vocab.py --model=DIR --input='texts/*.txt' --output=extended
 python tools/extend_vocab.py --model=DIR --words=words.txt --output=extended
 
 The words of --input that save the most tokens become tokens: count x (pieces - 1). Each begins as
-the mean of its pieces, in all tables. Texts without new words keep their ids and outputs.
+the mean of its pieces, in all tables. Texts without new words, or words that begin with one, keep
+their ids, and the logits of old tokens bit for bit. (With byte-level BPE, longer words never
+change.) Probabilities change, since new tokens take part in the softmax.
 
 The result is a checkpoint: `bert_jax.load`, `config.init_from` and prepare_corpus's --vocab take
 it, and tools/convert_checkpoint.py exports it. docs/vocabularies.md has an example.
@@ -19,9 +21,10 @@ from absl import app, flags, logging
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from bert_corpus.word_counts import count_spaced_words
+from bert_jax.checkpoints.change_vocabulary import MIN_COUNT, NUM_WORDS, extend_vocab
 from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
 from bert_jax.runtime.errors import CheckpointError
-from bert_jax.tools.change_vocabulary import MIN_COUNT, NUM_WORDS, extend_vocab
 from bert_jax.tools.commands import exit_interrupted
 
 MODEL = flags.DEFINE_string("model", None, "Anything that bert_jax.load reads.", required=True)
@@ -29,13 +32,16 @@ INPUT = flags.DEFINE_list(
     "input", None, "Texts, as for tools/prepare_corpus.py. Optional with --words."
 )
 OUTPUT = flags.DEFINE_string(
-    "output", None, "The new directory. None: only prints the words, and writes nothing."
+    "output", None, "The new directory. If omitted, prints the words and writes nothing."
 )
 ADD = flags.DEFINE_integer(
-    "add", None, f"Number of words to suggest and add; None: {NUM_WORDS:,}.", lower_bound=1
+    "add", None, f"Number of words to suggest and add; by default {NUM_WORDS:,}.", lower_bound=1
 )
 MIN = flags.DEFINE_integer(
-    "min_count", MIN_COUNT, "How often a suggested word occurs at least.", lower_bound=1
+    "min_count",
+    None,
+    f"Minimum number of occurrences of a suggested word; by default {MIN_COUNT}.",
+    lower_bound=1,
 )
 WORDS = flags.DEFINE_string(
     "words", None, "A file with the words to add, one per line, in place of suggestions."
@@ -49,16 +55,18 @@ def main(argv: list[str]) -> None:
         sys.exit(f"extend_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
+
+    def count_words():
+        return count_spaced_words(INPUT.value, TEXT_FIELD.value, DATA_DIR.value)
+
     try:
         extend_vocab(
             MODEL.value,
             OUTPUT.value,
-            inputs=INPUT.value,
+            count_words=count_words if INPUT.value else None,
             words_path=WORDS.value,
             number=ADD.value,
             min_count=MIN.value,
-            text_field=TEXT_FIELD.value,
-            data_dir=DATA_DIR.value,
         )
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"extend_vocab: {describe_error(error)}")

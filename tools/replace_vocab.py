@@ -19,9 +19,10 @@ from absl import app, flags, logging
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from bert_corpus.token_vectors import token_vectors
+from bert_jax.checkpoints.change_vocabulary import replace_vocab
 from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
 from bert_jax.runtime.errors import CheckpointError
-from bert_jax.tools.change_vocabulary import replace_vocab
 from bert_jax.tools.commands import exit_interrupted
 
 MODEL = flags.DEFINE_string("model", None, "Anything that bert_jax.load reads.", required=True)
@@ -48,10 +49,10 @@ def main(argv: list[str]) -> None:
         replace_vocab(
             MODEL.value,
             VOCAB.value,
-            INPUT.value,
             OUTPUT.value,
-            text_field=TEXT_FIELD.value,
-            data_dir=DATA_DIR.value,
+            lambda tokenizer: token_vectors(
+                INPUT.value, tokenizer, TEXT_FIELD.value, DATA_DIR.value
+            ),
         )
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"replace_vocab: {describe_error(error)}")

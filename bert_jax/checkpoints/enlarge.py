@@ -5,6 +5,7 @@ each architecture.
 """
 
 import dataclasses
+import pathlib
 
 import flax
 import jax
@@ -29,13 +30,15 @@ def write_enlarged(
 ) -> None:
     """Writes a larger model to a new directory, and prints its sizes.
 
-    Raises ValueError if no size is given, and what `read_model`, `save_model`, `widen`, `deepen`
-    and `lengthen` raise.
+    Raises ValueError if no size is given, FileExistsError if the directory exists, and what
+    `read_model`, `save_model`, `widen`, `deepen` and `lengthen` raise.
     """
     changes = (widen, hidden_size), (deepen, num_layers), (lengthen, max_position_embeddings)
     changes = [(change, size) for change, size in changes if size is not None]
     if not changes:
         raise ValueError("give --hidden_size, --num_layers or --max_position_embeddings")
+    if pathlib.Path(destination).exists():
+        raise FileExistsError(f"{destination} exists already: choose another --output")
     model = old = read_model(source)
     for change, size in changes:
         model = change(model, size)

@@ -52,7 +52,11 @@ class Extension(NamedTuple):
 
 
 def extend_vocabulary(model: LoadedModel, words: Sequence[NewWord]) -> Extension:
-    """Returns a model with one token for each new word; all other outputs stay.
+    """Returns a model with one token for each new word.
+
+    Texts without new words, or words that begin with one, keep their ids, and the logits of old
+    tokens bit for bit; with byte-level BPE, longer words never change. Probabilities change, since
+    new tokens take part in the softmax.
 
     Each new row is the mean of the rows of the word's old pieces. Koto et al. (2021, IndoBERTweet)
     found it better than other ways to begin new words of a domain, and random rows five times

@@ -1,14 +1,14 @@
 """Adds whole words to the vocabulary of a tokenizer, for a new domain or language.
 
-A new word is one piece wherever it follows a space. Texts without new words keep their ids. How a
-tokenizer finds a new word is decided by its kind:
+A new word is one piece wherever it follows a space. Texts without new words, or words that begin
+with one, keep their ids. How a tokenizer finds a new word is decided by its kind:
 
 - WordPiece: the word is one more piece, in the place of an `[unused]` piece while there are any. As
   the longest first piece wins, longer words that begin with a new word are split anew, too.
 - Byte-level BPE: the piece is the word with its space. It has no merges: `ignore_merges` finds the
   whole word before anything is merged, so that the splits of all other words stay.
-- Unigram: the score of the piece exceeds that of the word's old pieces by a little, but is at least
-  the minimum of the vocabulary, which decides how unknown characters are split off. Longer words
+- Unigram: the piece has at least the lowest score of the vocabulary, which is usually far above the
+  sum of its old pieces. A lower one would change how unknown characters are split off. Longer words
   that begin with a new word are split anew where the new piece scores higher.
 - SentencePiece's own BPE: the piece is a user-defined symbol, found before anything is merged, also
   at the beginning of longer words.
@@ -36,8 +36,9 @@ from bert_jax.tokenizers.tokenizer import (
 
 UNUSED = re.compile(r"\[unused\d+\]")
 FIRST = "x"  # Stands before a word that follows a space.
-# By how much the score of a new unigram piece exceeds that of its old pieces, per character: a new
-# word wins against a shorter new word that it begins with.
+# By how much the score of a new unigram piece exceeds the sum of its old pieces, per character, where
+# these are so frequent that the sum is above the lowest score: rounding must not decide between the
+# word and its pieces, or a shorter new word that it begins with.
 SCORE_PER_CHARACTER = 1e-4
 
 
@@ -104,10 +105,14 @@ def add_words(tokenizer: Tokenizer, pieces: Sequence[str]) -> tuple[Tokenizer, l
         extended, ids = _add_to_library(tokenizer, pieces)
     words = [text_of_piece(tokenizer, piece) for piece in pieces]
     read = ids_after_space(extended, words)
-    if wrong := [w for w, i, found in zip(words, ids, read, strict=True) if found != [i]]:
+    wrong = [(w, found) for w, i, found in zip(words, ids, read, strict=True) if found != [i]]
+    if wrong:
+        word, found = wrong[0]
+        split = " ".join(map(extended.id_to_token, found))
         raise ValueError(
-            f"{len(wrong):,} words, such as {wrong[0]!r}, cannot be one piece: the tokenizer finds "
-            "a token of its own (added_tokens) inside: leave them out"
+            f"{len(wrong):,} words, such as {word!r}, would not be one piece: with the new pieces "
+            f"{word!r} is read as {split} (ids {found}), as where one of added_tokens is inside: "
+            "leave them out"
         )
     return extended, ids
 
@@ -156,9 +161,9 @@ def _add_to_library(
     by_id |= dict(zip(ids, pieces, strict=True))
     if stored.kind == "Unigram":
         scores = dict(model["vocab"])
-        least = min(scores.values())
-        new = [_score(tokenizer, scores, least, piece) for piece in pieces]
-        scores |= dict.fromkeys(added, least) | dict(zip(pieces, new, strict=True))
+        minimum = min(scores.values())
+        new = [_score(tokenizer, scores, minimum, piece) for piece in pieces]
+        scores |= dict.fromkeys(added, minimum) | dict(zip(pieces, new, strict=True))
         names = [by_id.get(index, f"[no piece {index}]") for index in range(max(by_id) + 1)]
         model["vocab"] = [[name, scores.get(name, 0.0)] for name in names]
     else:
@@ -201,11 +206,14 @@ def _check_merges(tokenizer: LibraryTokenizer) -> None:
 
 
 def _score(
-    tokenizer: LibraryTokenizer, scores: dict[str, float], least: float, piece: str
+    tokenizer: LibraryTokenizer, scores: dict[str, float], minimum: float, piece: str
 ) -> float:
-    """Returns the score of a new piece of a unigram model, just above that of its old ones."""
+    """Returns the score of a new piece of a unigram model.
+
+    It is just above the sum of its old pieces where that exceeds `minimum`, which is rare.
+    """
     old = sum(scores[token.value] for token in tokenizer.stored.backend.model.tokenize(piece))
-    return max(old + SCORE_PER_CHARACTER * len(piece), least)
+    return max(old + SCORE_PER_CHARACTER * len(piece), minimum)
 
 
 def _add_to_sentencepiece(
@@ -218,11 +226,11 @@ def _add_to_sentencepiece(
     if model.trainer_spec.model_type not in (kinds.UNIGRAM, kinds.BPE):
         raise ValueError("a SentencePiece model of words or characters has no room for new words")
     is_unigram = model.trainer_spec.model_type == kinds.UNIGRAM
-    least = min(each.score for each in model.pieces if each.type == types.NORMAL)
+    minimum = min(each.score for each in model.pieces if each.type == types.NORMAL)
     words = [text_of_piece(tokenizer, piece) for piece in pieces]
     for piece, ids in zip(pieces, ids_after_space(tokenizer, words), strict=True):
         old = sum(np.float64(model.pieces[index].score) for index in ids)
-        score = max(old + SCORE_PER_CHARACTER * len(piece), least) if is_unigram else 0.0
+        score = max(old + SCORE_PER_CHARACTER * len(piece), minimum) if is_unigram else 0.0
         kind = types.NORMAL if is_unigram else types.USER_DEFINED
         model.pieces.add(piece=piece, score=score, type=kind)
     return SentencePieceTokenizer(model.SerializeToString(), SENTENCEPIECE_FILENAME)

@@ -60,12 +60,12 @@ def suggest_words(
     candidates = []
     for word in words:
         if not any(character.isalpha() for character in word.text):
-            reasons["numbers and the like, without letters"] += 1
+            reasons["no letters"] += 1
         elif tokenizer.unk_id in word.ids:
             unknown = tokenizer.id_to_token(tokenizer.unk_id)
             reasons[f"{unknown} among their pieces, so no vector to start from"] += 1
         elif is_piece(tokenizer, word.piece):
-            reasons["pieces already, with a better split"] += 1
+            reasons["already in the vocabulary, but split differently"] += 1
         elif word.count < min_count:
             reasons[f"fewer than {min_count} occurrences"] += 1
         else:

@@ -153,7 +153,7 @@ def test_the_tool_writes_a_model_that_loads(tmp_path, capsys):
     assert (*sizes, loaded.config.max_position_embeddings) == (64, 3, 100)
     assert "parameters, " in capsys.readouterr().out
     with pytest.raises(FileExistsError, match="new exists already"):
-        write_enlarged(str(tmp_path / "old"), str(tmp_path / "new"), num_layers=2)
+        write_enlarged("nowhere", str(tmp_path / "new"), num_layers=2)  # Before it is read.
 
 
 BERT, MODERNBERT = small_model_config(), small_modernbert_config()

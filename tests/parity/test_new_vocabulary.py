@@ -1,12 +1,14 @@
 """Extended models, exported, against transformers' resize_token_embeddings and tokenizers."""
 
+import functools
 import shutil
 
 import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.tools.change_vocabulary import extend_vocab, replace_vocab
+from bert_corpus.token_vectors import token_vectors
+from bert_jax.checkpoints.change_vocabulary import extend_vocab, replace_vocab
 from bert_jax.tools.convert_checkpoint import convert
 from tests.helpers.models import write_torch_model
 from tests.helpers.tokenizers import NEW_WORDS, random_texts, write_tokenizer
@@ -113,7 +115,10 @@ def test_an_exported_model_with_another_vocabulary_is_the_same(
     texts = random_texts(NUM_TEXTS)
     (tmp_path / "text.txt").write_text("\n\n".join(texts[:2000]).replace("\0", ""))
     replace_vocab(
-        str(source), str(tmp_path / other), [str(tmp_path / "text.txt")], str(tmp_path / "new")
+        str(source),
+        str(tmp_path / other),
+        str(tmp_path / "new"),
+        functools.partial(token_vectors, [str(tmp_path / "text.txt")]),
     )
     convert(tmp_path / "new", tmp_path / "exported", "huggingface")
     ours = bert_jax.load(tmp_path / "new")

@@ -107,7 +107,7 @@ def test_a_piece_that_has_a_better_split_is_not_added_again(tmp_path):
     words = words_of_text(tokenizer, {"stent": 9})
     assert suggest_words(tokenizer, words.values(), 9, 1) == (
         [],
-        {"pieces already, with a better split": 1},
+        {"already in the vocabulary, but split differently": 1},
     )
     with pytest.raises(ValueError, match="but to this tokenizer ▁st ent is more probable"):
         given_words(tokenizer, ["stent"], {})

@@ -1,5 +1,6 @@
 """The tool that adds words: from a text to a model that is trained further and exported."""
 
+import functools
 import importlib
 import re
 
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_corpus.word_counts import count_spaced_words
 from bert_jax import pretrain
+from bert_jax.checkpoints.change_vocabulary import extend_vocab
 from bert_jax.checkpoints.read import read_model
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tokenizers.tokenizer import load_tokenizer
-from bert_jax.tools.change_vocabulary import extend_vocab
 from bert_jax.tools.convert_checkpoint import convert
 from tests.helpers.commands import run_each
 from tests.helpers.corpora import WORDS, build_small_corpus, random_text, write_vocabulary
@@ -34,8 +36,12 @@ def given(tmp_path):
     return tmp_path
 
 
+def arguments_of(text) -> dict:
+    return {"count_words": functools.partial(count_spaced_words, [str(text)])}
+
+
 def extend(given, **changes):
-    arguments = {"inputs": [str(given / "text.txt")]} | changes
+    arguments = arguments_of(given / "text.txt") | changes
     output = arguments.pop("output", "new")
     extend_vocab(str(given / "model"), output and str(given / output), **arguments)
 
@@ -93,7 +99,7 @@ def test_without_an_output_it_only_suggests(given, capsys):
 
 
 def test_a_list_needs_no_text(given, capsys):
-    extend(given, inputs=None, words_path=str(given / "words.txt"))
+    extend(given, count_words=None, words_path=str(given / "words.txt"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["village: v ##i ##l ##l ##a ##g ##e", "people: p ##e ##o ##p ##l ##e"]
     assert len(lines) == 3 and "2 new words, 1 in the place of [unused] pieces" in lines[2]
@@ -103,9 +109,10 @@ def test_a_list_needs_no_text(given, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"inputs": None}, "there are no words: give texts as --input, or a list as --words"),
-        ({"inputs": ["nowhere*"]}, "nowhere*"),
+        ({"count_words": None}, "there are no words: give texts as --input, or a list as --words"),
+        ({"text": "nowhere*"}, "nowhere*"),
         ({"words_path": "words.txt", "number": 5}, "--words is the whole list: leave out --add"),
+        ({"words_path": "words.txt", "min_count": 5}, "whole list: leave out --min_count"),
         ({"output": "model"}, "model exists already: choose another --output"),
         ({"words": "village\na b\n"}, "list.txt: line 2: 'a b' is not one word to the tokenizer"),
         ({"words": "river\n"}, "list.txt: line 1: 'river' is already the piece 'river'"),
@@ -130,7 +137,7 @@ def test_bad_input_is_an_error_and_leaves_nothing(changes, message, given):
             write_vocabulary(source / "vocab.txt", ["[unused0]", *PIECES, "more"])
     output = given / changes.pop("output", "new")
     existed = output.exists()
-    arguments = {"inputs": [str(given / "text.txt")]} | changes
+    arguments = arguments_of(given / changes.pop("text", "text.txt")) | changes
     with pytest.raises((CheckpointError, OSError, ValueError), match=re.escape(message)):
         extend_vocab(str(source), str(output), **arguments)
     assert output.exists() == existed and not list(given.glob("*.unfinished"))

@@ -1,5 +1,6 @@
 """The tool that replaces a vocabulary: from texts to a model that is trained further, exported."""
 
+import functools
 import importlib
 import re
 
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_corpus.token_vectors import token_vectors
 from bert_jax import pretrain
+from bert_jax.checkpoints.change_vocabulary import replace_vocab
 from bert_jax.checkpoints.read import read_model
 from bert_jax.runtime.errors import CheckpointError
-from bert_jax.tools.change_vocabulary import replace_vocab
 from bert_jax.tools.convert_checkpoint import convert
 from tests.helpers.corpora import WORDS, build_small_corpus, random_text, write_vocabulary
 from tests.helpers.models import write_weights
@@ -30,8 +32,8 @@ def test_a_model_with_another_vocabulary_is_trained_loaded_and_exported(given, c
     replace_vocab(
         str(given / "model"),
         str(given / "other.txt"),
-        [str(given / "text.txt")],
         str(given / "new"),
+        functools.partial(token_vectors, [str(given / "text.txt")]),
     )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{given / 'new'}: {len(WORDS) + 9} tokens"
@@ -79,7 +81,7 @@ def test_bad_input_is_an_error_and_leaves_nothing(changes, message, given):
     (given / "short.txt").write_text("a river")
     names = {"source": "model", "vocabulary": "other.txt", "inputs": "text.txt", "output": "new"}
     paths = {name: str(given / path) for name, path in (names | changes).items()}
-    paths["inputs"] = [paths["inputs"]]
+    paths["token_vectors"] = functools.partial(token_vectors, [paths.pop("inputs")])
     with pytest.raises((CheckpointError, OSError, ValueError), match=re.escape(message)):
         replace_vocab(**paths)
     assert not (given / "new").exists() and not list(given.glob("*.unfinished"))

@@ -2,10 +2,10 @@
 
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from bert_corpus.token_vectors import token_vectors
-from bert_corpus.word_counts import count_spaced_words
+import numpy as np
+
 from bert_jax.checkpoints.new_vocabulary import (
     Extension,
     Replacement,
@@ -35,31 +35,40 @@ def extend_vocab(
     source: str,
     output: str | None,
     *,
-    inputs: list[str] | None = None,
+    count_words: Callable[[], Mapping[str, int]] | None = None,
     words_path: str | None = None,
     number: int | None = None,
-    min_count: int = MIN_COUNT,
-    text_field: str = "text",
-    data_dir: str = "",
+    min_count: int | None = None,
 ) -> None:
     """Prints the words of a text, or of a list, and writes a model to which they are added.
 
-    `number` of words, None: 2,000. Raises ValueError, OSError, ImportError and CheckpointError.
+    Args:
+      source: what `read_model` reads; without `output`, a tokenizer is enough.
+      output: the new directory. None: writes nothing.
+      count_words: counts the words between the spaces of a text, once all else is known to be
+        valid; None if there is no text.
+      words_path: a file with the words, one per line. None: they are suggested from the text.
+      number: how many are suggested. None: 2,000.
+      min_count: how often a suggested word occurs at least. None: 5.
+
+    Raises ValueError, OSError, CheckpointError, and what `count_words` raises.
     """
-    if not inputs and not words_path:
+    if not count_words and not words_path:
         raise ValueError("there are no words: give texts as --input, or a list as --words")
     if words_path and number:
         raise ValueError("--words is the whole list: leave out --add, or --words")
+    if words_path and min_count:
+        raise ValueError("--words is the whole list: leave out --min_count, or --words")
     if output and pathlib.Path(output).exists():
         raise FileExistsError(f"{output} exists already: choose another --output")
     model = read_model(source) if output else None
     tokenizer = model.tokenizer if model else load_tokenizer(source)
-    counts = count_spaced_words(inputs, text_field, data_dir) if inputs else {}
+    counts = count_words() if count_words else {}
     split = words_of_text(tokenizer, counts)
     if words_path:
         words = _read_words(tokenizer, words_path, split)
     else:
-        words = _suggest_words(tokenizer, split, number or NUM_WORDS, min_count)
+        words = _suggest_words(tokenizer, split, number or NUM_WORDS, min_count or MIN_COUNT)
     print_table(tokenizer, words, MAX_ROWS if output else len(words), bool(counts))
     if not output:
         print("nothing is written without --output")
@@ -90,7 +99,7 @@ def _suggest_words(
     """Returns the words to add, and prints why there are fewer than asked for."""
     words, reasons = suggest_words(tokenizer, split.values(), number, min_count)
     for reason, count in reasons.items():
-        print(f"not suggested: {count:,} words, {reason}")
+        print(f"{count:,} words skipped: {reason}")
     if not words:
         raise ValueError(
             f"none of the text's {len(split):,} words of several pieces can be suggested: give "
@@ -129,7 +138,7 @@ def describe_places(extension: Extension, vocab_size: int) -> str:
 
 
 def _print_savings(
-    tokenizer: Tokenizer, extended: Tokenizer, words: Sequence[NewWord], counts: dict[str, int]
+    tokenizer: Tokenizer, extended: Tokenizer, words: Sequence[NewWord], counts: Mapping[str, int]
 ) -> None:
     savings = count_savings(tokenizer, extended, [word.piece for word in words], counts)
     print(
@@ -150,23 +159,20 @@ def _print_savings(
 
 
 def replace_vocab(
-    source: str,
-    vocabulary: str,
-    inputs: list[str],
-    output: str,
-    text_field: str = "text",
-    data_dir: str = "",
+    source: str, vocabulary: str, output: str, token_vectors: Callable[[Tokenizer], np.ndarray]
 ) -> None:
     """Writes a model with another vocabulary, and prints where its vectors come from.
 
-    Raises ValueError, OSError, ImportError and CheckpointError.
+    `token_vectors` returns the static vectors of a tokenizer's tokens in a text, as
+    `replace_vocabulary` takes them. Raises ValueError, OSError, CheckpointError, and what
+    `token_vectors` raises.
     """
     if pathlib.Path(output).exists():
         raise FileExistsError(f"{output} exists already: choose another --output")
     model, tokenizer = read_model(source), load_tokenizer(vocabulary)
     if tokenizer.sha256 == model.tokenizer.sha256:
         raise ValueError(f"{vocabulary} is the vocabulary that {source} has already")
-    vectors = token_vectors(inputs, tokenizer, text_field, data_dir)
+    vectors = token_vectors(tokenizer)
     replacement = replace_vocabulary(model, tokenizer, vectors)
     model = replacement.model
     config = config_from_settings(model.settings)
@@ -185,7 +191,7 @@ def print_origins(output: str, replacement: Replacement) -> None:
         (replacement.num_shared, "have the vectors of the same tokens in the old vocabulary"),
         (replacement.num_similar, "are weighted means of these, by how they are used in the text"),
         (replacement.num_pieces, "are too rare in the text: means of their old pieces"),
-        (replacement.num_mean, "are too rare, and have no old pieces: the mean of the shared"),
+        (replacement.num_mean, "are too rare, without old pieces: the mean of all shared tokens"),
     ):
         print(f"{count:>10,} {origin}")
     for token, weights in replacement.examples.items():
