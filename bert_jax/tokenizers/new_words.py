@@ -36,9 +36,9 @@ from bert_jax.tokenizers.tokenizer import (
 
 UNUSED = re.compile(r"\[unused\d+\]")
 FIRST = "x"  # Stands before a word that follows a space.
-# By how much the score of a new unigram piece exceeds the sum of its old pieces, per character, where
-# these are so frequent that the sum is above the lowest score: rounding must not decide between the
-# word and its pieces, or a shorter new word that it begins with.
+# By how much, per character, the score of a new unigram piece exceeds the sum of its old pieces,
+# where these are so frequent that the sum is above the lowest score: rounding must not decide
+# between the word and its pieces, or a shorter new word that it begins with.
 SCORE_PER_CHARACTER = 1e-4
 
 
@@ -110,9 +110,8 @@ def add_words(tokenizer: Tokenizer, pieces: Sequence[str]) -> tuple[Tokenizer, l
         word, found = wrong[0]
         split = " ".join(map(extended.id_to_token, found))
         raise ValueError(
-            f"{len(wrong):,} words, such as {word!r}, would not be one piece: with the new pieces "
-            f"{word!r} is read as {split} (ids {found}), as where one of added_tokens is inside: "
-            "leave them out"
+            f"{len(wrong):,} words would not be one piece: {word!r} would be read as {split} (ids "
+            f"{found}). One cause is a token of added_tokens inside a word. Leave these words out"
         )
     return extended, ids
 

@@ -95,6 +95,19 @@ def test_pieces_that_no_merge_makes_keep_texts_from_changing(tmp_path):
         add_words(load_tokenizer(tmp_path / "model"), ["Ġstent"])
 
 
+def test_a_word_with_an_added_token_inside_is_an_error_that_shows_its_ids(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "s", "t", "##t", "##e", "##n"]
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    model |= {"max_input_chars_per_word": 100, "vocab": {p: i for i, p in enumerate(pieces)}}
+    flags = dict.fromkeys(("special", "single_word", "lstrip", "rstrip", "normalized"), False)
+    spec = {"model": model, "pre_tokenizer": {"type": "BertPreTokenizer"}}
+    spec["added_tokens"] = [{"id": len(pieces), "content": "ten"} | flags]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match=r"'stent' would be read as s ten t \(ids \[5, 10, 6\]\)"):
+        add_words(load_tokenizer(tmp_path), ["stent"])
+
+
 def test_a_piece_that_has_a_better_split_is_not_added_again(tmp_path):
     vocabulary = [["[PAD]", 0.0], ["[UNK]", 0.0], ["[CLS]", 0.0], ["[SEP]", 0.0], ["[MASK]", 0.0]]
     vocabulary += [["▁st", -1.0], ["ent", -1.0], ["▁stent", -9.0], ["▁", -2.0]]
