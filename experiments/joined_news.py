@@ -1,41 +1,36 @@
-"""Builds long documents from R8, news items joined to one text, and small encoders to read them.
+"""Builds long documents from R8: news items joined to one text.
 
     python tools/fetch_data.py reuters-r8 runs/data/reuters-r8
     python experiments/joined_news.py runs/data/reuters-r8 runs/data/joined-news-1024 1024
 
 Half of the items of a document, at random places, are of one topic, its label; the others are of
 any other topics. So the first items tell the label only roughly. The arguments are the directories
-of R8 and of the output, and the tokens of a document, about. Those for training are of R8's
+of R8 and of the output, and the tokens of a document, about. Documents to train on are of R8's
 training items, those for dev of its test items; an item is in several documents.
 
-"encoders" in the output has three random encoders with the vocabulary of the documents, a
-byte-level BPE: a RoBERTa with an eighth of the positions; a Longformer that
-tools/make_longformer.py converts from it, with windows of that size; and a ModernBERT with global
-layers, and with windows half as wide.
+Beside train.jsonl and test.jsonl, the output has their documents cut into windows of an eighth of
+the tokens, each with the label and the number of its document (train_windows.jsonl,
+test_windows.jsonl); the training items, to pre-train on (text.txt); and their vocabulary, a
+byte-level BPE (bpe.json).
 """
 
 import csv
+import functools
 import json
 import pathlib
 import random
 import sys
 
-import jax
 import numpy as np
 
 from bert_corpus.vocabulary import train_byte_pair
-from bert_jax.checkpoints.make_longformer import write_longformer
-from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.parameters import model_settings
-from bert_jax.model.config import BertConfig
-from bert_jax.model.encoder import EncoderModel
-from bert_jax.model.modernbert import ModernBertConfig
-from bert_jax.tokenizers.tokenizer import load_tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
-TOKENS_PER_WORD = 1.15  # Of R8, with a vocabulary of 4,096.
+TOKENS_PER_WORD = 1.25  # Of R8, with a vocabulary of 4,096.
 VOCAB_SIZE = 4096
 NUM_DOCUMENTS = {"train": 400, "test": 160}
-SIZES = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 128}
+WINDOWS_PER_DOCUMENT = 8
+NUM_SPECIAL = 2  # [CLS] and [SEP] of a window.
 
 
 def read_items(path: pathlib.Path) -> dict[str, list[str]]:
@@ -72,33 +67,32 @@ def make_documents(
     return documents
 
 
-def write_encoders(directory: pathlib.Path, tokenizer, length: int) -> None:
-    """Writes the three random encoders."""
-    window = length // 8
-    sizes = SIZES | {"vocab_size": tokenizer.vocab_size, "initializer_range": 0.1}
-    roberta = BertConfig(
-        **sizes,
-        family="roberta",
-        position_offset=2,
-        type_vocab_size=1,
-        layer_norm_epsilon=1e-5,
-        max_position_embeddings=window,
-        dropout_rate=0.0,
-    )
-    modernbert = ModernBertConfig(
-        **sizes,
-        attention_pattern="gl",
-        attention_window=window // 2,
-        max_position_embeddings=length,
-    )
-    tokens = np.zeros((1, 2), np.int32)
-    names = ("tokens", "segment_ids", "position_ids", "sequence_ids")
-    for name, config in (("roberta", roberta), ("modernbert", modernbert)):
-        model = EncoderModel(config)
-        params = jax.jit(model.init)(jax.random.key(0), dict.fromkeys(names, tokens))["params"]
-        settings = model_settings(config, params)
-        write_checkpoint(directory / name, jax.device_get(params), settings, tokenizer)
-    write_longformer(directory / "roberta", directory / "longformer", length, window)
+def cut_windows(
+    documents: list[dict[str, str]], tokenizer: Tokenizer, num_tokens: int
+) -> list[dict[str, str]]:
+    """Returns consecutive windows of up to `num_tokens` tokens, which end with a word."""
+
+    @functools.cache
+    def size_of(word: str, is_first: bool) -> int:  # The tokens of a byte-level BPE.
+        return len(tokenizer.encode(word if is_first else f" {word}"))
+
+    windows = []
+    for number, document in enumerate(documents):
+        groups, size = [], 0
+        for word in document["text"].split():
+            size += size_of(word, False)
+            if not groups or size > num_tokens:
+                groups.append([])
+                size = size_of(word, True)
+            groups[-1].append(word)
+        for words in groups:
+            window = {"text": " ".join(words), "label": document["label"]}
+            windows.append(window | {"document": str(number)})
+    return windows
+
+
+def write_json_lines(path: pathlib.Path, lines: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def main(source: str, output: str, length: str) -> None:
@@ -109,20 +103,27 @@ def main(source: str, output: str, length: str) -> None:
     )
     unfinished = directory.with_name(f"{directory.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    for split, count in NUM_DOCUMENTS.items():
-        topics = read_items(pathlib.Path(source, f"reuters-r8-{split}.tab"))
-        documents = make_documents(topics, count, int(num_words), rng)
-        lines = [json.dumps(document) + "\n" for document in documents]
-        (unfinished / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-        if split == "train":
-            texts = [text for each in topics.values() for text in each]
-            (unfinished / "text.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    splits = {
+        split: read_items(pathlib.Path(source, f"reuters-r8-{split}.tab"))
+        for split in NUM_DOCUMENTS
+    }
+    texts = [text for each in splits["train"].values() for text in each]
+    (unfinished / "text.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     content = train_byte_pair(str(unfinished / "text.txt"), VOCAB_SIZE)
     (unfinished / "bpe.json").write_bytes(content)
     tokenizer = load_tokenizer(unfinished / "bpe.json")
-    lengths = [len(tokenizer.encode(document["text"])) for document in documents]
-    print(f"tokens of a document: {np.mean(lengths):.0f} on average, at most {max(lengths)}")
-    write_encoders(unfinished / "encoders", tokenizer, int(length))
+    for split, count in NUM_DOCUMENTS.items():
+        documents = make_documents(splits[split], count, int(num_words), rng)
+        write_json_lines(unfinished / f"{split}.jsonl", documents)
+        windows = cut_windows(
+            documents, tokenizer, int(length) // WINDOWS_PER_DOCUMENT - NUM_SPECIAL
+        )
+        write_json_lines(unfinished / f"{split}_windows.jsonl", windows)
+        lengths = [len(tokenizer.encode(document["text"])) for document in documents]
+        print(
+            f"{split}: {len(documents)} documents of {np.mean(lengths):.0f} tokens on average, at "
+            f"most {max(lengths)}; {len(windows)} windows"
+        )
     unfinished.rename(directory)
 
 

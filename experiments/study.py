@@ -82,6 +82,13 @@ then run it on any machine that mounts the bucket at /gcs, and it launches a sli
 resumes."""
 
 
+class Command(NamedTuple):
+    """Arguments of python, and the path that exists once it has finished ("": always run)."""
+
+    arguments: list[str]
+    product: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row of the study's table.
@@ -91,7 +98,8 @@ class Row:
     (0: the last); or, if given, from `weights`. If `pretraining` is None, the row is only quoted
     from the paper. `row_lengths` are the tokens of a row in the two phases, if they are not those
     of the scale.
-    `finetuning` has fields of the tasks in this row. `pretrain_config` and `finetune_config`
+    `finetuning` has fields of the tasks in this row. `score` returns the score of a trial's
+    directory, in place of the task's metric. `pretrain_config` and `finetune_config`
     replace the configurations of the pre-training run and of the tasks. At pod scale the model has
     the `size`. `paper` has the paper's scores by column. With more `num_pretraining_seeds` than one
     there is an encoder of each, and all of their scores are in the row.
@@ -105,17 +113,11 @@ class Row:
     step: int = 0
     weights: str = ""
     finetuning: Settings = dataclasses.field(default_factory=dict)
+    score: Callable[[pathlib.Path], float] | None = None
     finetune_config: str = ""
     pretrain_config: str = ""
     size: str = "base"
     num_pretraining_seeds: int = 1
-
-
-class Command(NamedTuple):
-    """Arguments of python, and the path that exists once it has finished ("": always run)."""
-
-    arguments: list[str]
-    product: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,7 +369,7 @@ def collect(study: Study, scale: str) -> tuple[study_report.Scores, dict[str, fl
         each_seed = with_seeds(row)
         for task in study.tasks(scale):
             found = [
-                study_report.best_seeds(sweep_workdir(each, task, scale), task.metric)
+                study_report.best_seeds(sweep_workdir(each, task, scale), task.metric, row.score)
                 for each in each_seed
             ]
             collapsed = sum(seeds.num_collapsed for seeds in found)

@@ -8,7 +8,7 @@ import pathlib
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from matplotlib.figure import Figure
 
@@ -32,28 +32,30 @@ Scores = dict[tuple[str, str], Seeds]
 """By row and column."""
 
 
-def best_seeds(workdir: pathlib.Path, metric: str) -> Seeds:
+def best_seeds(
+    workdir: pathlib.Path, metric: str, score: Callable[[pathlib.Path], float] | None = None
+) -> Seeds:
     """Returns the scores over seeds of the best configuration of a sweep.
 
+    They are the `metric` in result.json, or what `score` returns for the directory of a trial.
     The best configuration has the best median, where a diverged seed counts as worse than any
     score, as in a sweep's report. Raises FileNotFoundError if no trial has a result.
     """
     split, name = metric.split("/")
-    configurations: dict[str, list[dict]] = {}
+    configurations: dict[str, list[tuple[float, bool]]] = {}
     paths = sorted(workdir.glob("trials/*/result.json"))
     if not paths:
         raise FileNotFoundError(f"{workdir} has no results: run the study without --report_only")
     for path in paths:
         configuration = re.sub(r",?seed=\d+$", "", path.parent.name)
-        configurations.setdefault(configuration, []).append(
-            json.loads(path.read_text(encoding="utf-8"))
-        )
+        result, value = json.loads(path.read_text(encoding="utf-8")), math.nan
+        if split in result:  # Else it diverged.
+            value = score(path.parent) if score else result[split][name]
+        trial = value, result.get("collapsed", False)
+        configurations.setdefault(configuration, []).append(trial)
     seeds = [
-        Seeds(
-            (result[split][name] if split in result else math.nan for result in results),
-            sum(result.get("collapsed", False) for result in results),
-        )
-        for results in configurations.values()
+        Seeds((value for value, _ in trials), sum(collapsed for _, collapsed in trials))
+        for trials in configurations.values()
     ]
 
     def rank(scores):
