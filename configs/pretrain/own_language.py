@@ -1,10 +1,12 @@
 """An encoder of your own language, from scratch, on the TPUs that notebooks offer: 10 G tokens.
 
 `own_language.py:bert_small` (4 layers, hidden 512; the default), `:bert_base`, `:modernbert_small`
-(Ettin's 10 layers of hidden size 384) or `:modernbert_base`. No table of a paper: the sizes are
-published ones, the schedule is that of modernbert_base.py (warm-up, stable, decay), and a batch is
-131,072 tokens, as in BERT_BASE's long rows. BERT has rows of 512 tokens and masks of 15 %,
-ModernBERT rows of 1,024 and masks of 30 %; neither has a next-sentence loss.
+(Ettin's 10 layers of hidden size 384) or `:modernbert_base`.
+
+Source: no table of a paper. The sizes are published ones, the schedule is that of
+modernbert_base.py (warm-up, stable, decay), and a batch is 131,072 tokens, as in BERT_BASE's long
+rows. BERT has rows of 512 tokens and masks of 15 %, ModernBERT rows of 1,024 and masks of 30 %;
+neither has a next-sentence loss.
 
 The run may stop at any time and go on elsewhere from a checkpoint, as sessions of notebooks end
 after some hours: `timeout --signal=TERM 8h python -m ...` ends one with exit code 75. A longer run

@@ -30,12 +30,13 @@ def build(directory, text, name="corpus", **settings):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("dupe_factor", "repeat"), [(1, ""), (3, ""), (2, "*/text.txt:3")])
+@pytest.mark.parametrize(("dupe_factor", "repeat"), [(1, 1), (3, 1), (2, 3)])
 def test_every_token_is_in_the_rows_or_counted_as_dropped(tmp_path, rows, dupe_factor, repeat):
     text = random_text(40) + "\nthe river .\n\n" + random_text(12) + "\n" + "old stone " * 400
-    settings = {"rows": rows, "dupe_factor": dupe_factor, "max_seq_length": 32, "repeat": repeat}
+    settings = {"rows": rows, "dupe_factor": dupe_factor, "max_seq_length": 32}
+    settings |= {"repeat": f"{tmp_path}/text.txt:{repeat}"} if repeat > 1 else {}
     manifest, _ = build(tmp_path, text, heldout_fraction=0.2, **settings)
-    assert bool(repeat) == (manifest["splits"]["train"]["repeated_tokens"] > 0)
+    assert (repeat > 1) == (manifest["splits"]["train"]["repeated_tokens"] > 0)
     for name, split in manifest["splits"].items():
         dropped, passes = (
             collections.Counter(split["dropped"]),

@@ -38,6 +38,8 @@ from bert_jax.pods.estimate import compilation
 from bert_jax.sharding.mesh import make_mesh
 
 LENGTHS = (128, 384, 512)
+# Rows of DeBERTa that were compiled, by chip.
+DISTANCES = {"v4": (128, 384, 512), "v5e": (512,), "v5p": (512,), "v6e": (512,)}
 SHORTEST_BRANCH = 100  # Bundles.
 HEAD_DIM = 64
 DTYPES = ("bfloat16", "float32")
@@ -93,7 +95,8 @@ def shapes(chip: str) -> list[Shape]:
     found += [Shape(has_dropout, "bfloat16", LARGE_HEADS) for has_dropout in (False, True)]
     if chip != "v3":
         found += [
-            Shape(True, "bfloat16", (length, HEAD_DIM), has_distances=True) for length in LENGTHS
+            Shape(True, "bfloat16", (length, HEAD_DIM), has_distances=True)
+            for length in DISTANCES.get(chip, ())
         ]
         lengths = [(length, False) for length in LONG_LENGTHS]
         if chip == SEGMENTED[0]:
