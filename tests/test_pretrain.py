@@ -400,6 +400,7 @@ def test_held_out_rows_of_each_corpus_of_a_mixture_are_evaluated(corpus, tmp_pat
     assert mixed["perplexity"] == pytest.approx(math.exp(mixed["mlm_loss"]))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_compared_with_the_lowest_loss_before(corpus, tmp_path, monkeypatch):
     compared = []
 
