@@ -105,7 +105,7 @@ bucket-test: .venv/installed
 beam-test: .venv/beam
 	$(BIN)/python -m pytest tests/corpus/test_beam.py
 
-# Reads HTML, and a data set with the library `datasets`; downloads both.
+# Reads HTML, and a dataset with the library `datasets`; downloads both libraries.
 input-test: .venv/input
 	$(BIN)/python -m pytest -rs tests/corpus/test_input_forms.py
 

@@ -154,11 +154,11 @@ def repeat_inputs(sources: Sequence[Source], repeat: str) -> list[Source]:
             raise ValueError(
                 f"--repeat={repeat}: {part!r} is not FILE:N or GLOB:N, with an N of 2 or more"
             )
-        glob = pattern if "://" in pattern else os.path.normpath(os.path.expanduser(pattern))
+        wanted = pattern if "://" in pattern else os.path.normpath(os.path.expanduser(pattern))
         paths = [source.path for source in sources]
         # A file whose name is the pattern, such as "a[1].txt", comes before those that it matches.
-        matches = [n for n, path in enumerate(paths) if path == glob]
-        matches = matches or [n for n, path in enumerate(paths) if _matches_glob(path, glob)]
+        matches = [n for n, path in enumerate(paths) if path == wanted]
+        matches = matches or [n for n, path in enumerate(paths) if _matches_glob(path, wanted)]
         if not matches:
             raise ValueError(
                 f"--repeat={repeat}: {pattern} matches no input; the first is {sources[0].path}"

@@ -111,11 +111,12 @@ class Report:
             samples.append(" ".join(text[:SAMPLE_CHARACTERS].split()))
 
     def sample(self, number: int, text: str) -> None:
-        """Keeps the beginning of a document if its hash, `number`, is among the smallest."""
-        if len(self.texts) == MAX_TEXTS and number >= self.texts[-1][0]:
-            return
-        bisect.insort(self.texts, (number, text[:TEXT_CHARACTERS]))
-        del self.texts[MAX_TEXTS:]
+        """Keeps the beginning of a document if its hash is among the smallest; of copies, one."""
+        place = bisect.bisect_left(self.texts, number, key=lambda each: each[0])
+        is_copy = place < len(self.texts) and self.texts[place][0] == number
+        if not is_copy:
+            self.texts.insert(place, (number, text[:TEXT_CHARACTERS]))
+            del self.texts[MAX_TEXTS:]
 
     def add(self, other: "Report") -> None:
         """Adds the counts and samples of another report, but not its keys."""
@@ -125,8 +126,8 @@ class Report:
         for reason, texts in other.samples.items():
             self.samples[reason] = (self.samples.get(reason, []) + texts)[:MAX_SAMPLES]
         self.rows = (self.rows + other.rows)[:MAX_SAMPLES]
-        # JSON has turned the pairs into lists.
-        self.texts = sorted(map(tuple, [*self.texts, *other.texts]))[:MAX_TEXTS]
+        for number, text in other.texts:
+            self.sample(number, text)
 
 
 def split_hash(document: Document, config: CorpusConfig) -> int:

@@ -158,7 +158,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
     @functools.cache
     def baseline(index: int) -> dict[str, float]:
-        """Returns the scores of word frequencies on all held-out rows of a phase."""
+        """Returns the unigram baseline on all held-out rows of a phase."""
         by_source = {
             source: metrics.unigram_baseline(rows.count_tokens(), tokenizer.special_ids)
             for source, rows in phases[index].heldout.items()
@@ -178,10 +178,10 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         scores = metrics.mean_over_sources(by_source, phases[index].stream.weights)
         scores |= perplexities(objective, scores)
         writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
-        word_entropy = baseline(index)["unigram_entropy"]
+        unigram_entropy = baseline(index)["unigram_entropy"]
         schedule = schedule_of(config, phases[index].name)
         loss = scores.get(objective.main_loss)
-        history.log(step, num_steps, loss, word_entropy, schedule, config)
+        history.log(step, num_steps, loss, unigram_entropy, schedule, config)
         return scores
 
     if owes_evaluation:

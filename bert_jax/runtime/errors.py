@@ -16,7 +16,7 @@ class CheckpointError(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """At training step `step` the loss is far above where it began, or it or a norm is NaN."""
+    """At training step `step` the loss is far above its lowest, or it or a norm is not finite."""
 
     def __init__(self, message: str, step: int):
         self.step = step

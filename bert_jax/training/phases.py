@@ -250,8 +250,9 @@ def check_same_documents(phases: list[Phase]) -> None:
 
     Corpora of the same inputs, such as those of short and long rows, hold out the same documents.
     """
-    first = phases[0].train
-    for rows in itertools.chain(*(phase.corpora for phase in phases)):
+    corpora = list(dict.fromkeys(itertools.chain(*(phase.corpora for phase in phases))))
+    first = corpora[0]
+    for rows in corpora:
         both = f"{first.source} and {rows.source}"
         is_same = {"vocab": first.tokenizer.sha256 == rows.tokenizer.sha256}
         for name in ("seed", "heldout_fraction"):
@@ -262,12 +263,13 @@ def check_same_documents(phases: list[Phase]) -> None:
                     f"{both} differ in {name}: build both with the same, so that the run trains "
                     "on no held-out document"
                 )
-        # In small corpora the share of held-out documents also depends on filters and rows.
-        same_share = first.manifest.get("heldout_share") == rows.manifest.get("heldout_share")
-        if not same_share and inputs_of(first) & inputs_of(rows):
+    # In small corpora the share of held-out documents also depends on filters and rows.
+    for one, other in itertools.combinations(corpora, 2):
+        same_share = one.manifest.get("heldout_share") == other.manifest.get("heldout_share")
+        if not same_share and inputs_of(one) & inputs_of(other):
             raise ValueError(
-                f"{both} hold out different documents, because the corpora are small: build both "
-                "with a larger heldout_fraction"
+                f"{one.source} and {other.source} hold out different documents, because the "
+                "corpora are small: build both with a larger heldout_fraction"
             )
 
 

@@ -373,8 +373,6 @@ KNOWN = MODERNBERT | DEBERTA | FIELDS | OPTIONAL | GENERATOR
 
 # Those that may differ when a run is resumed.
 MAY_CHANGE = (PATHS.keys() - {"branch_from"}) | RUNNING.keys()
-# Of earlier versions, in which `corpus` was a single directory: the others of a mixture.
-FORMER_PATHS = frozenset({"mixture"})
 
 
 def make_later_phases(*phases: Mapping[str, object]) -> ConfigDict:
@@ -419,11 +417,12 @@ def may_change(config: ConfigDict) -> set[str]:
 
     A checkpoint has the model config of the phase that wrote it.
     """
-    names = MAY_CHANGE | FORMER_PATHS
+    # In earlier versions `corpus` was one directory, and `mixture` had the others.
+    names = MAY_CHANGE | {"mixture"}
     for name, phase in phases_of(config).items():
         if name:
             names |= with_prefix(name, PHASE_PATHS | PHASE_RUNNING).keys()
-            names |= {f"{name}.{field}" for field in FORMER_PATHS}
+            names.add(f"{name}.mixture")
             given = [field for field, value in phase.model.items() if value is not None]
             names |= {f"architecture.{field}" for field in given}
     return names

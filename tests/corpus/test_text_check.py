@@ -136,6 +136,15 @@ def test_the_sample_is_the_same_however_documents_are_split_into_units():
     assert [n for n, _ in whole.texts] == sorted(numbers)[:MAX_TEXTS]
 
 
+def test_copies_of_a_document_are_sampled_once():
+    report = Report()
+    for number in (5, 5, 3, 5):
+        report.sample(number, f"text {number}")
+    other = Report(texts=[[5, "text 5"], [9, "text 9"]])
+    report.add(other)
+    assert report.texts == [(3, "text 3"), (5, "text 5"), (9, "text 9")]
+
+
 def test_share_of_the_text_beyond_each_length_of_an_input(tmp_path):
     """Documents of 100, 200 and 600 tokens, counted by hand."""
     documents = (" ".join(["dog"] * 9 + ["."]) + "\n") * 10, "\n".join(["dog bridge"] * 100)

@@ -252,7 +252,7 @@ def test_small_corpora_are_mixed_unless_they_hold_out_other_documents_of_one_inp
     config = tiny_config(num_steps=4, batch_size=8, corpus=f"{built['a']},{built['b']}")
     config.long_phase.num_steps = 0
     assert len(open_phases(config)[0].heldout) == 2
-    config.corpus = f"{built['a']},{built['of a']}"
+    config.corpus = f"{built['b']},{built['a']},{built['of a']}"
     with pytest.raises(ValueError, match="hold out different documents, because the corpora are s"):
         open_phases(config)
 
