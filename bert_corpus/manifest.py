@@ -4,13 +4,12 @@ import collections
 import dataclasses
 import hashlib
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.inputs import Source
 from bert_corpus.steps import HISTOGRAM_BINS, INPUT_LENGTHS, Report
-from bert_corpus.text_check import check_text
+from bert_corpus.text_check import check_text, has_accents
 from bert_jax.data.packing import token_dtype
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -181,11 +180,7 @@ def _advise_on_accents(tokenizer: Tokenizer) -> list[str]:
     if not tokenizer.strips_accents:
         return []
     pieces = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
-    accented = [
-        piece
-        for piece in pieces
-        if any(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", piece))
-    ]
+    accented = [piece for piece in pieces if has_accents(piece)]
     if len(accented) <= MAX_ACCENTED * len(pieces):
         return []
     return [

@@ -47,6 +47,7 @@ def check_paths(config: ConfigDict) -> None:
             weights = corpus_weights(name, phase) if phase.corpus else ()
             paths += [(f"{prefix_of(name)}corpus", path) for path in weights]
         paths.append(("config.distillation.teacher", config.distillation.teacher))
+        paths.append(("config.init_optimizer_from", config.init_optimizer_from))
     paths.append((f"{prefix}.init_from", run.init_from))
     for name, path in paths:
         if not path or path.startswith("tfds:"):

@@ -123,8 +123,8 @@ def initial_state(setup: PretrainSetup, source: LoadedModel | None) -> TrainStat
         if config.checksums:
             check_files(directory, ("training", "vocabulary"))
         moments = read_moments(directory, state.params, source)
-    place = jax.jit(lambda opt_state: opt_state, out_shardings=setup.shardings.opt_state)
-    return state.replace(opt_state=place(with_moments(state.opt_state, moments)))
+    opt_state = with_moments(state.opt_state, moments)
+    return state.replace(opt_state=jax.device_put(opt_state, setup.shardings.opt_state))
 
 
 def trained_lengths(phases: list[Phase], source: LoadedModel | None) -> list[int | None]:

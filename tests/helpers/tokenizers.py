@@ -20,13 +20,39 @@ ADDED = ("[E1]", "<URL>", "New York")
 
 
 NEW_WORDS = (
-    *("stent", "stenting", "troponin", "Kardiologie", "naïveté", "глюкоза", "गुर्दा"),
-    *("dlrs", "edema", "covid", "étage", "Zürich", "straße", "ingress", "ed", "xing"),
+    "stent",
+    "stenting",
+    "troponin",
+    "Kardiologie",
+    "naïveté",
+    "глюкоза",
+    "गुर्दा",
+    "dlrs",
+    "edema",
+    "covid",
+    "étage",
+    "Zürich",
+    "straße",
+    "ingress",
+    "ed",
+    "xing",
 )
 """Words to add, among them such as others begin with."""
 FORMS = (
-    *("{}s", "{}ing", "{}{}", "({})", "{},", "x{}", "{}-graft", "{}_", "{}'s", "{}1", "{}é", "a{}"),
-    *('"{}"', "{}\u0301"),
+    "{}s",
+    "{}ing",
+    "{}{}",
+    "({})",
+    "{},",
+    "x{}",
+    "{}-graft",
+    "{}_",
+    "{}'s",
+    "{}1",
+    "{}é",
+    "a{}",
+    '"{}"',
+    "{}\u0301",
 )
 
 

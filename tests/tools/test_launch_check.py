@@ -63,6 +63,10 @@ def test_flags_of_the_job_are_checked():
             ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
             ({"config.init_from": "runs/b"}, "--config.init_from=runs/b: expected a directory"),
             (
+                {"config.init_optimizer_from": "runs/b"},
+                "--config.init_optimizer_from=runs/b: expec",
+            ),
+            (
                 {"config.corpus": "/gcs/d:0.5,runs/b:0.5"},
                 "--config.corpus=runs/b: expected a directory below /gcs",
             ),
