@@ -1,24 +1,35 @@
-"""Computes the MRR, accuracy and recall of rankings, for queries with any number of answers."""
+"""Computes scores of rankings from graded judgments, as trec_eval defines them, with intervals.
 
-from collections.abc import Sequence
+In a tie, the passage with the lower grade comes first, one without a judgment before all that
+answer the query: a score depends neither on the order of the passages nor on their ids, and a model
+that gives all passages the same score gets the lowest. (trec_eval orders a tie by the ids.)
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 TOP = 10
 """The last rank at which a passage counts as found."""
+CUTOFFS = (1, TOP, 100)
+"""Default numbers of passages, from the first, that scores look at."""
 
 
 def find_ranks(
-    scores: np.ndarray, relevant: Sequence[int], listed: Sequence[int] | None = None
+    scores: np.ndarray,
+    relevant: Sequence[int],
+    listed: Sequence[int] | None = None,
+    grades: Sequence[float] | None = None,
 ) -> np.ndarray:
     """Returns the rank, from 1, of each relevant passage in the order of descending scores.
 
-    In a tie, passages that are not relevant come first.
+    In a tie, passages that are not relevant come first, then those with lower grades.
 
     Args:
       scores: `[passages]`, of one query.
       relevant: distinct indices of the passages that answer it.
       listed: distinct indices of the passages to rank; None: all. The others have rank infinity.
+      grades: of the relevant passages; None: all are equal.
 
     Returns:
       float64 `[relevant]`, in the order of `relevant`.
@@ -30,7 +41,7 @@ def find_ranks(
         listed = np.asarray(listed, int)
         is_listed, wrong = np.isin(relevant, listed), scores[np.setdiff1d(listed, relevant)]
     own = scores[relevant]
-    order = np.argsort(-own, kind="stable")
+    order = np.lexsort((np.zeros(len(own)) if grades is None else grades, -own))
     order = order[is_listed[order]]
     ranks = np.full(len(relevant), np.inf)
     num_wrong_above = [np.sum(wrong >= score) for score in own[order]]
@@ -38,18 +49,80 @@ def find_ranks(
     return ranks
 
 
-def rank_scores(ranks: Sequence[np.ndarray]) -> dict[str, float]:
-    """Computes means over queries, each given by the ranks of all its relevant passages.
+def query_scores(
+    ranks: Sequence[np.ndarray],
+    grades: Sequence[np.ndarray] | None = None,
+    cutoffs: Sequence[int] = CUTOFFS,
+) -> dict[str, np.ndarray]:
+    """Computes the scores of each query at each of `cutoffs`, k.
 
-    They are defined as in sentence-transformers' InformationRetrievalEvaluator: `mrr_at_k` is the
-    reciprocal rank of the first relevant passage, 0 beyond k; `accuracy_at_k` is 1 if any of them
-    is among the first k; `recall_at_k` is the share of them that are. For queries with a single
-    relevant passage, accuracy and recall are equal.
+    `mrr_at_k` is the reciprocal rank of the first relevant passage, 0 beyond k. `accuracy_at_k` is
+    1 if any of them is among the first k, `recall_at_k` the share of them that are,
+    `precision_at_k` their number divided by k. `map_at_k` sums the precision at the rank of each of
+    them up to k, and divides by the number of all (not by k, where there are more, as
+    sentence-transformers does). `ndcg_at_k` is the sum of grade / log2(rank + 1) up to k, divided
+    by the largest possible (Järvelin and Kekäläinen, 2002). They equal trec_eval's recip_rank,
+    success_k, recall_k, P_k, map_cut_k and ndcg_cut_k.
+
+    Args:
+      ranks: of each query the ranks of all its relevant passages, at least one; infinity for one
+        that is not found.
+      grades: of the same passages, above 0; None: 1.
+
+    Returns:
+      float64 `[queries]` by name.
     """
-    first = np.array([np.min(each) for each in ranks])
-    result = {f"mrr_at_{TOP}": float(np.mean(np.where(first <= TOP, 1 / first, 0)))}
-    result |= {f"accuracy_at_{k}": float(np.mean(first <= k)) for k in (1, TOP)}
-    for k in (1, TOP):
-        shares = [np.mean(np.asarray(each) <= k) for each in ranks]
-        result[f"recall_at_{k}"] = float(np.mean(shares))
+    size = (len(ranks), max(map(len, ranks)))
+    table, gains = np.full(size, np.inf), np.zeros(size)
+    for row, own in enumerate(ranks):
+        order = np.argsort(own, kind="stable")
+        table[row, : len(own)] = np.asarray(own, float)[order]
+        gains[row, : len(own)] = 1 if grades is None else np.asarray(grades[row])[order]
+    counts = np.array([len(own) for own in ranks])
+    places = np.arange(1, size[1] + 1)
+    first, precisions = table[:, 0], places / table
+    ideal_gains = -np.sort(-gains) / np.log2(places + 1)
+    found_gains = gains / np.log2(table + 1)
+    result = {}
+    for k in cutoffs:
+        found = table <= k
+        num_found = found.sum(axis=1)
+        result[f"mrr_at_{k}"] = np.where(first <= k, 1 / first, 0)
+        result[f"ndcg_at_{k}"] = (found_gains * found).sum(1) / ideal_gains[:, :k].sum(1)
+        result[f"map_at_{k}"] = (precisions * found).sum(axis=1) / counts
+        result[f"accuracy_at_{k}"] = (num_found > 0).astype(float)
+        result[f"recall_at_{k}"] = num_found / counts
+        result[f"precision_at_{k}"] = num_found / k
     return result
+
+
+def rank_scores(
+    ranks: Sequence[np.ndarray],
+    grades: Sequence[np.ndarray] | None = None,
+    cutoffs: Sequence[int] = CUTOFFS,
+) -> dict[str, float]:
+    """Returns the means of `query_scores` over queries."""
+    values = query_scores(ranks, grades, cutoffs)
+    return {name: float(np.mean(each)) for name, each in values.items()}
+
+
+def bootstrap_intervals(
+    values: Mapping[str, np.ndarray], level: float = 0.95, num_samples: int = 1000, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Returns the bounds of each score's mean over queries, by the percentile bootstrap.
+
+    Each of `num_samples` draws as many queries as there are, with replacement, the same ones for
+    all scores (Efron and Tibshirani, 1993, chapter 13). It shows how much a mean depends on the
+    choice of the queries, not on the seed of the training.
+
+    Args:
+      values: float `[queries]` by name, such as `query_scores`.
+    """
+    rng = np.random.default_rng(seed)
+    table = np.stack(list(values.values()), axis=1)
+    draws = (rng.integers(len(table), size=len(table)) for _ in range(num_samples))
+    means = [table[chosen].mean(axis=0) for chosen in draws]
+    bounds = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return {
+        name: (float(low), float(high)) for name, low, high in zip(values, *bounds, strict=True)
+    }

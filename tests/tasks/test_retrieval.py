@@ -89,7 +89,7 @@ def test_rankings_are_scored_and_written_in_the_input_format(tmp_path, tokenizer
         expected |= {"recall_at_1": 2 / 3, "recall_at_10": 1}
         if role == "cross_encoder":  # No first stage is known to have missed any.
             expected["mrr_at_10_if_all_found"] = expected["mrr_at_10"]
-        assert found == pytest.approx(expected), role
+        assert {name: found[name] for name in expected} == pytest.approx(expected), role
         split.write(outputs, tmp_path)
         lines = read_lines(tmp_path / "dev.jsonl")
         assert [line["rank"] for line in lines] == [1, 1, 2]
@@ -136,7 +136,9 @@ def test_lines_of_an_equal_query_are_one_query_with_several_positives(tmp_path):
     )
     outputs = [vector[None] for vector in vectors]
     expected = {"mrr_at_10": 1, "accuracy_at_1": 1, "accuracy_at_10": 1, "recall_at_10": 1}
-    assert split.score(outputs) == pytest.approx(expected | {"recall_at_1": 0.75})
+    found = split.score(outputs)
+    expected |= {"recall_at_1": 0.75}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
     split.write(outputs, tmp_path)
     lines = read_lines(tmp_path / "dev.jsonl")
     assert [line["rank"] for line in lines] == [1, 2, 1]
@@ -232,7 +234,7 @@ def test_reranker_does_not_rank_what_the_first_stage_missed(tmp_path, tokenizer)
     # It reorders the ten passages that were found.
     for name in ("accuracy_at_10", "recall_at_10"):
         assert scores[name] == pytest.approx(first_scores[name])
-    assert next(iter(scores)) == "mrr_at_10" and scores["mrr_at_10"] == scores["accuracy_at_10"]
+    assert scores["mrr_at_10"] == scores["accuracy_at_10"]
     assert scores["mrr_at_10_if_all_found"] == 1
     (tmp_path / "second").mkdir()
     reranked = [json.loads(line) for line in split.write(perfect, tmp_path / "second").open()]
