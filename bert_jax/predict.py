@@ -14,12 +14,10 @@ if __name__ == "__main__":
 import contextlib
 import functools
 import json
-import os
 import pathlib
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import jax
@@ -30,16 +28,29 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import bert_jax
 from bert_jax.data.features import ModelInput
 from bert_jax.inference.forward import ROWS_PER_BATCH
+from bert_jax.inference.prediction_files import (
+    complete_files,
+    open_shard_folder,
+    split_into_shards,
+    write_shards,
+)
 from bert_jax.inference.predictions import predict_blocks
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.heads import Outputs, find_head
-from bert_jax.runtime import command_line
+from bert_jax.runtime import command_line, distributed
 from bert_jax.runtime.config_fields import AT_LEAST_1, Field
 from bert_jax.runtime.errors import CheckpointError
-from bert_jax.runtime.main import check_devices, limit_logging
+from bert_jax.runtime.main import (
+    check_devices,
+    connect_processes,
+    define_process_flags,
+    limit_logging,
+)
 from bert_jax.runtime.named_modules import import_modules, import_part
 from bert_jax.tasks import pseudo_likelihood
+from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Predictor, TrainedHead
+from bert_jax.training.state import parameters_hash
 
 ALL_DEVICES = 0
 AS_TRAINED = "; default: as in the run that trained the model."
@@ -57,8 +68,20 @@ OPTIONS = {
     "word_column": Field(None, "Tags: column of the words" + AS_TRAINED, kind=int),
     "tag_column": Field(None, "Tags: column of the tags, to score" + AS_TRAINED, kind=int),
     "tags": Field(None, "Tags: key of the tags in JSONL" + AS_TRAINED, kind=str),
+    "shard_size": Field(
+        None,
+        "Bi-encoders: vectors per file; --output is then a folder of files, its shards, which the "
+        "same command completes if it was stopped.",
+        AT_LEAST_1,
+        kind=int,
+    ),
+    "dtype": Field(
+        None, "Bi-encoders: float32 or float16, of written vectors; default: float32.", kind=str
+    ),
     "passages": Field(
-        None, "Bi-encoders: NAME.npy, the vectors to rank for the queries in --input.", kind=str
+        None,
+        "Bi-encoders: NAME.npy, or a folder of shards, to rank for the queries in --input.",
+        kind=str,
     ),
     "top_k": Field(None, "Bi-encoders: passages to find for a query.", AT_LEAST_1, kind=int),
 }
@@ -89,6 +112,7 @@ def define_flags() -> None:
             flags.DEFINE_bool(name, option.default, option.meaning)
         else:
             flags.DEFINE_string(name, option.default, option.meaning)
+    define_process_flags()
     flags.mark_flags_as_required(["model", "input", "output"])
 
 
@@ -100,6 +124,8 @@ def predict(
     batch_size: int = ROWS_PER_BATCH,
     device: str | None = None,
     num_devices: int = ALL_DEVICES,
+    process_id: int = 0,
+    num_processes: int = 1,
 ) -> dict[str, dict[str, float]]:
     """Predicts a file or a folder of files; returns the scores of each file with known labels.
 
@@ -107,10 +133,13 @@ def predict(
       model: directory as for `bert_jax.load`, with a fine-tuned head, or with a masked-LM head: it
         then scores minimal pairs (`bert_jax.tasks.pseudo_likelihood`).
       input, output: two files, or two folders. The output must not exist, and appears when it is
-        complete.
+        complete. With the option `shard_size` it is a folder in which shards appear one by one; it
+        may have some of an earlier call with the same arguments.
       options: those of the task that are set, such as columns: values of `OPTIONS`.
       batch_size, device: as for `encode`, on each device, and `bert_jax.load`.
       num_devices: over how many local devices the rows are spread; 0: all.
+      process_id, num_processes: of the processes that write shards into one folder, or each into
+        its own; this one writes every `num_processes`-th shard, from number `process_id`.
 
     Raises ValueError, OSError or CheckpointError, which name arguments and options.
     """
@@ -119,17 +148,34 @@ def predict(
         raise FileNotFoundError(f"input={source} does not exist: expected a file or a folder")
     if "://" in str(output):
         raise ValueError(f"output={output}: expected a local path; copy the predictions later")
-    if target.exists():
+    options = options or {}
+    shard_size = options.get("shard_size")
+    if not shard_size and target.exists():
         raise FileExistsError(f"output={target} exists: choose another, or remove it")
+    if not shard_size and num_processes > 1:
+        raise ValueError(f"num_processes={num_processes}: several need --shard_size")
+    if process_id not in range(num_processes):
+        raise ValueError(f"process_id={process_id}: expected 0 to {num_processes - 1}")
     loaded = bert_jax.load(model, device=device)
-    files = choose_files(make_predictor(loaded, options or {}), source, target)
+    files = choose_files(make_predictor(loaded, options), source, target, bool(shard_size))
     apply = spread(loaded, batch_size, device, num_devices)
+    folder = contextlib.nullcontext(target) if shard_size else complete_files(target)
+    if shard_size:
+        data_dir = loaded.settings.get("data", {}).get("data_dir", "")
+        contents = {name: content_hash(str(path), data_dir) for path, name in files}
+        settings = {"model": parameters_hash(loaded.params), "input": contents, **options}
+        open_shard_folder(target, settings)
     scores = {}
-    with complete_files(target) as directory:
+    with folder as directory:
         for path, name in files:
-            predictor = make_predictor(loaded, options or {})  # With notes and scores of its own.
-            write = predictor.writers[pathlib.Path(name).suffix]
-            write(directory / name, predict_blocks(apply, predictor, predictor.read(path)))
+            predictor = make_predictor(loaded, options)  # With notes and scores of its own.
+            write, examples = predictor.writers[pathlib.Path(name).suffix], predictor.read(path)
+            compute = functools.partial(predict_blocks, apply, predictor)
+            if shard_size:
+                shards = map(compute, split_into_shards(examples, shard_size))
+                write_shards(directory / name, write, shards, process_id, num_processes)
+            else:
+                write(directory / name, compute(examples))
             if found := predictor.scores():
                 scores[name] = found
             for what, count in sorted(predictor.notes.items()):
@@ -193,12 +239,16 @@ def find_task(model: PretrainedModel) -> tuple[ModuleType, str]:
 
 
 def choose_files(
-    predictor: Predictor, source: pathlib.Path, target: pathlib.Path
+    predictor: Predictor, source: pathlib.Path, target: pathlib.Path, in_shards: bool
 ) -> list[tuple[pathlib.Path, str]]:
     """Returns each file to read, and the name of that to write.
 
     Raises ValueError if the suffix of a file to write is unknown.
     """
+    if in_shards and target.suffix in predictor.writers:
+        raise ValueError(f"output={target}: expected a folder, for shards")
+    if in_shards and not source.is_dir():
+        return [(source, source.stem + next(iter(predictor.writers)))]
     if not source.is_dir():
         if target.suffix not in predictor.writers:
             expected = " or ".join(predictor.writers)
@@ -214,29 +264,6 @@ def choose_files(
     return files
 
 
-@contextlib.contextmanager
-def complete_files(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder beside `target`; at the end, its files become `target` and its siblings.
-
-    A target without a suffix becomes the folder itself. After an error, nothing is left.
-    """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.incomplete")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        if (temporary / target.name).exists():
-            for path in temporary.iterdir():
-                if (beside := target.with_name(path.name)).exists():
-                    raise FileExistsError(f"{beside} exists: choose another output, or remove it")
-            for path in sorted(temporary.iterdir(), key=lambda path: path.name == target.name):
-                path.rename(target.with_name(path.name))  # The predictions themselves are last.
-        else:
-            temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def main(argv: list[str]) -> None:
     values = flags.FLAGS
     if len(argv) > 1:
@@ -246,16 +273,23 @@ def main(argv: list[str]) -> None:
     options = {name: values[name].value for name in OPTIONS if values[name].value is not None}
     try:
         import_modules(values["import"].value)
+        is_distributed = values.multihost or values.coordinator is not None
+        if is_distributed:
+            connect_processes()
         check_devices()
-        scores = predict(
-            values.model,
-            values.input,
-            values.output,
-            options,
-            batch_size=values.batch_size,
-            device=values.device,
-            num_devices=values.num_devices,
-        )
+        # An error of one process ends all, which do not wait for each other until they are done.
+        with distributed.raise_on_all_processes() if is_distributed else contextlib.nullcontext():
+            scores = predict(
+                values.model,
+                values.input,
+                values.output,
+                options,
+                batch_size=values.batch_size,
+                device=values.device,
+                num_devices=values.num_devices,
+                process_id=jax.process_index() if is_distributed else values.process_id or 0,
+                num_processes=jax.process_count() if is_distributed else values.num_processes or 1,
+            )
     except (ImportError, ValueError, OSError, CheckpointError) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
         message = command_line.describe_error(error)
@@ -263,7 +297,8 @@ def main(argv: list[str]) -> None:
         dashes = "--" if argument in values else ""
         sys.exit(f"{command_line.program_name()}: {dashes}{message}")
     except KeyboardInterrupt:
-        sys.exit(f"\n{command_line.program_name()}: interrupted; nothing is written")
+        kept = "complete shards are kept" if "shard_size" in options else "nothing is written"
+        sys.exit(f"\n{command_line.program_name()}: interrupted; {kept}")
     if scores:
         print(json.dumps(scores, indent=2))
     print(f"Predictions: {values.output}")

@@ -5,12 +5,15 @@
 
 import csv
 import importlib
+import itertools
 import json
 import pkgutil
 import random
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 
 import bert_jax
@@ -18,6 +21,7 @@ from bert_jax import predict as program
 from bert_jax import tasks
 from bert_jax.inference import predictions
 from bert_jax.tasks.squad_scores import normalize
+from tests.helpers.commands import ended, free_port
 from tests.helpers.corpora import WORDS, texts
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.helpers.models import write_head
@@ -286,6 +290,102 @@ def test_vectors_replace_no_file_beside_them(tmp_path):
     assert not (tmp_path / "passages.npy").exists()
 
 
+def read_shards(folder):
+    """Returns the vectors and the ids and texts of all shards."""
+    paths = sorted(folder.glob("*.npy"))
+    vectors = np.concatenate([np.load(path) for path in paths])
+    names = [read_lines(path.with_suffix(".ids.jsonl")) for path in paths]
+    return vectors, list(itertools.chain.from_iterable(names))
+
+
+def test_shards_are_the_whole_whatever_processes_complete_them(tmp_path, caplog):
+    options = {"pooling": "mean", "normalize": True, "max_seq_length": 32}
+    model = write_head(tmp_path, task="embedding", labels=[], **options)
+    rows = [{"id": f"p{n}", "text": text} for n, text in enumerate(texts(11))]
+    path = write_lines(tmp_path / "corpus.jsonl", rows)
+    predict(model, path, tmp_path / "whole.npy")
+    folder, options = tmp_path / "shards", {"shard_size": 4}
+    predict(model, path, folder, options, process_id=1, num_processes=2)
+    (first,) = folder.glob("*.npy")
+    assert first.name == "corpus-00001.npy"
+    written = first.stat().st_mtime_ns
+    # As a killed process leaves them: one shard half written, one of whose files one is in place.
+    (folder / ".corpus-00000.npy.7.incomplete").mkdir()
+    (folder / ".corpus-00000.npy.7.incomplete/corpus-00000.npy").write_bytes(b"")
+    (folder / "corpus-00002.ids.jsonl").write_text("{")
+    with caplog.at_level("INFO"):
+        predict(model, path, folder, options)
+    assert "3 shards (2 written now, 1 of earlier runs)" in caplog.text
+    assert first.stat().st_mtime_ns == written
+    assert {each.name for each in folder.iterdir()} == {
+        "shards.json",
+        *(f"corpus-0000{n}{suffix}" for n in range(3) for suffix in (".npy", ".ids.jsonl")),
+    }
+    vectors, names = read_shards(folder)
+    np.testing.assert_allclose(vectors, np.load(tmp_path / "whole.npy"), atol=1e-6)
+    assert names == rows
+
+    queries = write_lines(tmp_path / "queries.jsonl", [{"query": each} for each in texts(3, 1)])
+    for passages in ("whole.npy", "shards"):
+        columns = {"passages": str(tmp_path / passages), "top_k": 11}
+        predict(model, queries, tmp_path / f"{passages}.jsonl", columns)
+    whole, found = (read_lines(tmp_path / f"{name}.jsonl") for name in ("whole.npy", "shards"))
+    assert [[each["id"] for each in line["passages"]] for line in found] == [
+        [each["id"] for each in line["passages"]] for line in whole
+    ]
+    for changed in ({"shard_size": 3}, {"shard_size": 4, "dtype": "float16"}):
+        with pytest.raises(ValueError, match="|".join(changed)):
+            predict(model, path, folder, changed)
+    write_lines(path, rows[1:])
+    with pytest.raises(ValueError, match="input"):
+        predict(model, path, folder, options)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_shards_of_processes_that_are_killed_are_those_of_one(is_connected, tmp_path):
+    """Both are killed at a random moment, six times at most, and then complete the folder."""
+    model = write_head(tmp_path, task="embedding", labels=[], pooling="mean", normalize=True)
+    path = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in texts(2000)])
+    predict(model, path, tmp_path / "whole.npy")
+    command = [sys.executable, "-m", "bert_jax.predict", f"--model={model}", f"--input={path}"]
+    folder = tmp_path / "shards"
+    command += [f"--output={folder}", "--shard_size=50", "--num_processes=2"]
+    rng, num_kills, codes, ages = random.Random(0), 0, [1], {}
+
+    def is_running(processes):
+        return any(process.poll() is None for process in processes)
+
+    while any(codes):
+        port = [f"--coordinator=localhost:{free_port()}"] if is_connected else []
+        processes = [
+            subprocess.Popen([*command, *port, f"--process_id={number}"]) for number in range(2)
+        ]
+        with ended(processes):
+            enough = len(ages) + rng.randint(1, 8) if num_kills < 5 else 41
+            while len([*folder.glob("*.npy")]) < enough and is_running(processes):
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, 0.1))
+            num_kills += is_running(processes)
+        codes = [process.returncode for process in processes]
+        for shard in folder.glob("*.npy"):
+            age = shard.stat().st_mtime_ns
+            assert ages.setdefault(shard.name, age) == age, "it was computed again"
+    assert num_kills > 1 and len(ages) == 40
+    vectors, names = read_shards(folder)
+    np.testing.assert_allclose(vectors, np.load(tmp_path / "whole.npy"), atol=1e-6)
+    assert names == read_lines(tmp_path / "whole.ids.jsonl")
+
+
+def test_vectors_in_half_precision(tmp_path):
+    model = write_head(tmp_path, task="embedding", labels=[], pooling="mean", normalize=True)
+    path = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts(3)])
+    predict(model, path, tmp_path / "half.npy", {"dtype": "float16"})
+    vectors = np.load(tmp_path / "half.npy")
+    assert vectors.dtype == np.float16
+    np.testing.assert_array_equal(vectors, bert_jax.load(model).encode(texts(3)).astype("f2"))
+
+
 def test_candidates_of_a_cross_encoder_are_scored(tmp_path):
     head = {"labels": ["score"], "max_seq_length": 32, "max_query_length": 8}
     model = write_head(tmp_path, task="multiple_choice", **head)
@@ -337,6 +437,8 @@ def test_input_of_another_form_is_an_error(task, tmp_path):
     [
         ({"passages": "nowhere.npy"}, "passages=nowhere.npy"),
         ({"passages": "passages.jsonl"}, "passages=passages.jsonl"),
+        ({"dtype": "int8"}, "dtype=int8"),
+        ({"passages": "x.npy", "shard_size": 3}, "shard_size"),
         ({"label": "y"}, "label=y is for other models: this one has a head for embedding"),
     ],
 )

@@ -69,9 +69,9 @@ TOKENS_PER_BLOCK = 1 << 21
 
 
 def find_device(platform: str) -> jax.Device:
-    """Returns the first device of a platform. Raises ValueError without one."""
+    """Returns this process's first device of a platform. Raises ValueError without one."""
     try:
-        return jax.devices(platform)[0]
+        return jax.local_devices(backend=platform)[0]
     except RuntimeError:
         fix = "for GPUs pip install 'jax[cuda12]', on a TPU VM 'jax[tpu]'"
         found = jax.default_backend()

@@ -38,6 +38,14 @@ def define_flags(known_fields: command_line.KnownFields) -> None:
     flags.DEFINE_string(
         "workdir", None, "Directory of the run, or a gs:// address; created if absent."
     )
+    define_process_flags()
+    help_text = "Seconds without progress, after SIGTERM or Ctrl-C, before exiting without saving."
+    flags.DEFINE_integer("stop_timeout", 60, help_text)
+    flags.mark_flags_as_required(["config", "workdir"])
+
+
+def define_process_flags() -> None:
+    """Defines the flags of a run of several processes, one per host."""
     flags.DEFINE_bool("multihost", False, "Multi-host run: run this same command on every host.")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if JAX detects no cluster.")
     flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
@@ -45,9 +53,12 @@ def define_flags(known_fields: command_line.KnownFields) -> None:
     flags.DEFINE_integer("initialization_timeout", 300, "Seconds to wait for other processes.")
     help_text = "Seconds without a heartbeat before a process is considered dead."
     flags.DEFINE_integer("heartbeat_timeout", 100, help_text)
-    help_text = "Seconds without progress, after SIGTERM or Ctrl-C, before exiting without saving."
-    flags.DEFINE_integer("stop_timeout", 60, help_text)
-    flags.mark_flags_as_required(["config", "workdir"])
+
+
+def connect_processes() -> None:
+    """Connects this process to the others of its run, as its flags say."""
+    names = "coordinator num_processes process_id initialization_timeout heartbeat_timeout"
+    distributed.initialize(**{name: flags.FLAGS[name].value for name in names.split()})
 
 
 def start(
@@ -99,8 +110,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
                 f"run python -m bert_jax.{expected} with it, or use one for bert_jax.{program}"
             )
         if is_distributed:
-            names = "coordinator num_processes process_id initialization_timeout heartbeat_timeout"
-            distributed.initialize(**{name: values[name].value for name in names.split()})
+            connect_processes()
         elif (values.num_processes or values.process_id) is not None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
         watchdog.start_stop_timeout(values.stop_timeout, is_distributed)

@@ -10,8 +10,6 @@ sees, in rankings all ids, because truncation must not make a wrong passage equa
 
 import collections
 import dataclasses
-import itertools
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -34,7 +32,6 @@ from bert_jax.tasks.queries import (
     read_queries,
 )
 from bert_jax.tasks.retrieval_scores import TOP, find_ranks, rank_scores
-from bert_jax.tasks.search import search
 from bert_jax.tasks.task import (
     Outputs,
     Split,
@@ -44,12 +41,10 @@ from bert_jax.tasks.task import (
     limit_examples,
     write_json_blocks,
 )
-from bert_jax.tasks.text_classification import text_features
+from bert_jax.tasks.vectors import SearchPredictor, VectorPredictor
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ROLES = ("bi_encoder", "cross_encoder")
-IDS_SUFFIX = ".ids.jsonl"
-"""Suffix of the ids and texts beside vectors; the passages may be in NAME.jsonl."""
 
 
 class Inputs(NamedTuple):
@@ -404,7 +399,15 @@ def describe_rankings(
     return [described[index] for index in range(len(lines))]
 
 
-PREDICT_OPTIONS = {"text": "text", "id": "", "header_lines": 1, "passages": "", "top_k": 100}
+PREDICT_OPTIONS = {
+    "text": "text",
+    "id": "",
+    "header_lines": 1,
+    "shard_size": 0,
+    "dtype": "float32",
+    "passages": "",
+    "top_k": 100,
+}
 
 
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]):
@@ -414,178 +417,11 @@ def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]):
             raise ValueError(f"--{min(given)}: a cross-encoder ranks the passages of each query")
         return RerankPredictor(trained)
     # Those of the run are texts; here, passages are vectors.
-    options = {**options, "passages": options["passages"] if "passages" in given else ""}
-    return (
-        SearchPredictor(trained, options)
-        if options["passages"]
-        else VectorPredictor(trained, options)
-    )
-
-
-def embedding_features(
-    texts: Sequence[str], trained: TrainedHead, max_length: int
-) -> tuple[list[ModelInput], int]:
-    """Returns a feature for each text, as `encode` builds it, and how many were truncated."""
-    prompt = trained.settings.get("prompt", "")
-    pairs = [(prompt + text,) for text in texts]
-    return text_features(pairs, [None] * len(pairs), trained.tokenizer, max_length)
-
-
-class VectorPredictor:
-    """Computes the vectors of passages; see `bert_jax.tasks.task.Predictor`."""
-
-    def __init__(self, trained: TrainedHead, options: Mapping):
-        self.writers = {".npy": write_vectors}
-        self.notes: dict[str, int] = collections.Counter()
-        self._trained, self._options = trained, options
-
-    def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-        paths = files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
-        return [(path, f"{path.stem}.npy") for path in paths]
-
-    def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
-        text, id_column = self._options["text"], self._options["id"]
-        columns = tuple(filter(None, (text, id_column)))
-        lines = self._options["header_lines"]
-        data_dir = self._trained.data.get("data_dir", "")
-        for number, record in enumerate(tables.iterate_table(path, columns, lines, data_dir)):
-            id_ = (
-                record.columns[id_column] if id_column else record.columns.get("id") or str(number)
-            )
-            yield record._replace(id=id_)
-
-    def features(self, examples: Sequence[tables.Record]) -> list[ModelInput]:
-        texts = [record.columns[self._options["text"]] for record in examples]
-        self.notes["passages that are empty"] += sum(not text.strip() for text in texts)
-        length = self._trained.max_seq_length
-        features, truncated = embedding_features(texts, self._trained, length)
-        self.notes[f"passages truncated to {length} tokens"] += truncated
-        return features
-
-    def describe(
-        self, examples: Sequence[tables.Record], outputs: Outputs
-    ) -> list[tuple[dict, np.ndarray]]:
-        text = self._options["text"]
-        return [
-            ({"id": record.id, "text": record.columns[text]}, np.ravel(output))
-            for record, output in zip(examples, outputs, strict=True)
-        ]
-
-    def scores(self) -> dict[str, float]:
-        return {}
-
-
-def write_vectors(path: pathlib.Path, blocks: Iterable[Sequence[tuple[dict, np.ndarray]]]) -> None:
-    """Writes the vectors, float32 `[passages, size]`, and beside them NAME.ids.jsonl."""
-    count, header = 0, {"descr": "<f4", "fortran_order": False, "shape": (0, 0)}
-    with (
-        open(path, "wb") as stream,
-        open(path.with_suffix(IDS_SUFFIX), "w", encoding="utf-8") as names,
-    ):
-        for block in blocks:
-            vectors = np.stack([vector for _, vector in block]).astype("<f4")
-            if not count:  # Has room for a larger number of rows.
-                header["shape"] = (0, vectors.shape[1])
-                np.lib.format.write_array_header_1_0(stream, header)
-                start = stream.tell()
-            stream.write(vectors.tobytes())
-            names.writelines(json.dumps(name) + "\n" for name, _ in block)
-            count += len(vectors)
-        stream.seek(0)
-        header["shape"] = (count, header["shape"][1])
-        np.lib.format.write_array_header_1_0(stream, header)
-        if stream.tell() != start:
-            raise ValueError(f"{path}: NumPy's header has grown")
-
-
-class SearchPredictor:
-    """Ranks the vectors of passages for queries; see `bert_jax.tasks.task.Predictor`."""
-
-    def __init__(self, trained: TrainedHead, options: Mapping):
-        path = pathlib.Path(options["passages"])
-        self._names = path.with_suffix(IDS_SUFFIX)
-        if path.suffix != ".npy" or not path.is_file() or not self._names.is_file():
-            raise ValueError(
-                f"passages={path}: expected NAME.npy with NAME{IDS_SUFFIX} beside it, as "
-                "bert_jax.predict with this model writes them for a file of passages"
-            )
-        if options["top_k"] < TOP:
-            raise ValueError(f"top_k={options['top_k']}: expected at least {TOP}")
-        self.writers = {".txt": write_run, ".run": write_run, ".jsonl": write_json_blocks}
-        self.notes: dict[str, int] = collections.Counter()
-        self._trained, self._top_k = trained, options["top_k"]
-        self._vectors = np.load(path, mmap_mode="r")
-        self._ranks: dict[str, list[float]] = collections.defaultdict(list)
-
-    def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-        paths = files_with_suffix(directory, (".jsonl",))
-        return [(path, f"{path.stem}.txt") for path in paths]
-
-    def read(self, path: str | pathlib.Path) -> Iterator[Query]:
-        unused: dict[str, int] = {}
-        yield from iterate_queries(path, unused)
-        for key, count in unused.items():
-            self.notes[f"lines with {key!r}, which is not used"] += count
-
-    def features(self, examples: Sequence[Query]) -> list[ModelInput]:
-        length = self._trained.settings.get("max_query_length", self._trained.max_seq_length)
-        texts = [query.text for query in examples]
-        self.notes["queries that are empty"] += sum(not text.strip() for text in texts)
-        features, truncated = embedding_features(texts, self._trained, length)
-        self.notes[f"queries truncated to {length} tokens"] += truncated
-        return features
-
-    def describe(self, examples: Sequence[Query], outputs: Outputs) -> list[dict]:
-        queries = np.stack([np.ravel(output) for output in outputs])
-        found = search(queries, self._vectors, self._top_k)
-        wanted = set(np.unique(found.indices).tolist())
-        positives = {query.positive for query in examples if query.positive is not None}
-        ids: dict[int, str] = {}
-        index_of: dict[str, int] = {}  # Text of a positive -> its index.
-        for index, (values, _) in enumerate(tables.iterate_objects(self._names)):
-            if index in wanted:
-                ids[index] = values["id"]
-            if values["text"] in positives:
-                index_of.setdefault(values["text"], index)
-        lines = []
-        for query, scores, indices in zip(examples, *found, strict=True):
-            named = (ids[index] for index in indices.tolist())
-            passages = [
-                {"id": name, "score": score}
-                for name, score in zip(named, scores.tolist(), strict=True)
-            ]
-            lines.append({"id": query.id, "query": query.text, "passages": passages})
-            if query.positive is None:
-                continue
-            if query.positive not in index_of:
-                self.notes["queries whose positive is not among the passages, not scored"] += 1
-                continue
-            own = np.flatnonzero(indices == index_of[query.positive])
-            # Among equal scores, other passages rank before the positive.
-            rank = float(np.sum(scores >= scores[own[0]])) if len(own) else np.inf
-            self._ranks[query.text].append(rank)
-        return lines
-
-    def scores(self) -> dict[str, float]:
-        if not self._ranks:
-            return {}
-        return rank_scores(list(self._ranks.values())) | {"queries": len(self._ranks)}
-
-
-def write_run(path: pathlib.Path, blocks: Iterable[Sequence[dict]]) -> None:
-    """Writes a run as trec_eval reads it: query Q0 passage rank score tag. Raises ValueError.
-
-    That is for an id with white space, which separates the columns.
-    """
-    with open(path, "w", encoding="utf-8") as stream:
-        for line in itertools.chain.from_iterable(blocks):
-            for rank, passage in enumerate(line["passages"], start=1):
-                for name in (line["id"], passage["id"]):
-                    if not name or name.split() != [name]:
-                        fix = "write a .jsonl file, or change the id"
-                        raise ValueError(f"the id {name!r} is empty or has white space: {fix}")
-                score = passage["score"]
-                stream.write(f"{line['id']} Q0 {passage['id']} {rank} {score!r} bert_jax\n")
+    if "passages" not in given:
+        return VectorPredictor(trained, options)
+    if unused := {"shard_size", "dtype"} & given:
+        raise ValueError(f"--{min(unused)}: with --passages, no vectors are written")
+    return SearchPredictor(trained, options)
 
 
 class RerankPredictor:

@@ -7,22 +7,30 @@ from bert_jax.tasks import search as search_module
 from bert_jax.tasks.search import search
 
 
-@pytest.mark.parametrize("scores_at_once", [1, 100, 2**24])
-@pytest.mark.parametrize("top_k", [1, 4, 30, 99])
+@pytest.mark.parametrize(("top_k", "scores_at_once"), [(1, 2**23), (4, 128), (7, 2**23), (999, 1)])
 def test_found_are_the_largest_dot_products_in_order(top_k, scores_at_once, monkeypatch):
+    """In blocks that end within and between arrays, in groups, and in several parts of queries."""
+    monkeypatch.setattr(search_module, "MIN_BLOCK", 64)
     monkeypatch.setattr(search_module, "SCORES_AT_ONCE", scores_at_once)
     rng = np.random.default_rng(0)
-    # Whole numbers: many scores are equal, and float32 is exact.
-    queries, vectors = (rng.integers(-2, 3, (count, 4)).astype(np.float32) for count in (5, 30))
-    found = search(queries, vectors, top_k)
+    # Whole numbers: many scores are equal, and float32 is exact. Some are -0.
+    queries, vectors = (rng.integers(-2, 3, (count, 4)).astype(np.float32) for count in (4, 300))
+    vectors[::3] *= -1.0
+    found = search(queries, np.split(vectors, [75, 75, 150]), top_k)
     exact = queries.astype(np.float64) @ vectors.astype(np.float64).T
     expected = np.argsort(-exact, axis=1, kind="stable")[:, :top_k]
     np.testing.assert_array_equal(found.indices, expected)
     np.testing.assert_array_equal(found.scores, np.take_along_axis(exact, expected, axis=1))
     assert found.scores.dtype == np.float32 and found.indices.dtype == np.int64
-    one = search(queries[0], vectors, top_k)
-    np.testing.assert_array_equal(one.indices, found.indices[0])
-    np.testing.assert_array_equal(one.scores, found.scores[0])
+
+
+def test_one_query_and_vectors_in_half_precision():
+    rng = np.random.default_rng(0)
+    query, vectors = rng.normal(size=8), rng.normal(size=(20, 8)).astype(np.float16)
+    found = search(query, vectors, 5)
+    exact = vectors.astype(np.float64) @ query
+    np.testing.assert_array_equal(found.indices, np.argsort(-exact)[:5])
+    np.testing.assert_allclose(found.scores, exact[found.indices], rtol=1e-6)
 
 
 def test_nothing_is_found_without_vectors_or_queries():

@@ -1,0 +1,116 @@
+"""Files that appear when they are complete: the output of `bert_jax.predict`, whole or in shards.
+
+A shard is one output for a fixed number of examples. Which examples it has depends on its number
+alone, so that any number of processes, in any number of runs, complete a folder of shards.
+"""
+
+import collections
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import platform
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from absl import logging
+
+SETTINGS_FILENAME = "shards.json"
+
+
+@contextlib.contextmanager
+def complete_files(target: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a new folder beside `target`; at the end, its files become `target` and its siblings.
+
+    A target without a suffix becomes the folder itself. After an error, nothing is left.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.incomplete")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        if (temporary / target.name).exists():
+            for path in temporary.iterdir():
+                if (beside := target.with_name(path.name)).exists():
+                    raise FileExistsError(f"{beside} exists: choose another output, or remove it")
+            for path in sorted(temporary.iterdir(), key=lambda path: path.name == target.name):
+                path.rename(target.with_name(path.name))  # The predictions themselves are last.
+        else:
+            temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def open_shard_folder(directory: pathlib.Path, settings: Mapping[str, object]) -> None:
+    """Creates a folder of shards, or checks that an earlier run created it with equal settings.
+
+    Raises FileExistsError for a folder with other contents, ValueError for other settings.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path, found = directory / SETTINGS_FILENAME, {each.name for each in directory.iterdir()}
+    if path.name not in found:
+        if others := sorted(name for name in found if not name.startswith(".")):
+            raise FileExistsError(
+                f"output={directory} has {others[0]} but no {path.name}, so it is no folder of "
+                "shards: choose another, or remove it"
+            )
+        # Processes that do so at the same time write the same.
+        temporary = directory / f".{path.name}.{platform.node()}.{os.getpid()}"
+        temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        temporary.rename(path)
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    for name in sorted(stored.keys() | settings.keys()):
+        if stored.get(name) != settings.get(name):
+            raise ValueError(
+                f"output={directory} was begun with {name}={stored.get(name)}, now it is "
+                f"{settings.get(name)}: use the same model, input and options, or another output"
+            )
+
+
+def write_shards(
+    target: pathlib.Path,
+    write: Callable[[pathlib.Path, Iterable[Sequence]], None],
+    shards: Iterable[Iterable[Sequence]],
+    process_id: int,
+    num_processes: int,
+) -> None:
+    """Writes the shards of one process that are not there yet: NAME-00000.npy, ... for NAME.npy.
+
+    Args:
+      write: writes the blocks of one shard into a folder, and files beside them.
+      shards: the blocks of predictions of each shard, which are computed when they are read.
+    """
+    counts: dict[str, int] = collections.Counter()
+    for number, blocks in enumerate(shards):
+        path = target.with_name(f"{target.stem}-{number:05d}{target.suffix}")
+        if number % num_processes != process_id:
+            counts["of other processes"] += 1
+        elif path.exists():
+            counts["of earlier runs"] += 1
+        else:
+            _remove_incomplete(path)
+            with complete_files(path) as folder:
+                write(folder / path.name, blocks)
+            counts["written now"] += 1
+            logging.info("Wrote %s", path)
+    described = ", ".join(f"{count} {which}" for which, count in counts.items())
+    logging.info("%s: %d shards (%s)", target, counts.total(), described)
+
+
+def _remove_incomplete(path: pathlib.Path) -> None:
+    """Removes what a killed process left of a shard."""
+    for left in list(path.parent.iterdir()):
+        if left.name.startswith(f".{path.name}."):
+            shutil.rmtree(left)
+        elif left.name.startswith(f"{path.stem}."):  # Renamed before the shard itself.
+            left.unlink()
+
+
+def split_into_shards(examples: Iterable, size: int) -> Iterator[Iterator]:
+    """Yields iterators over `size` examples each; what is not taken of one is skipped."""
+    examples = iter(examples)
+    for first in examples:
+        shard = itertools.chain([first], itertools.islice(examples, size - 1))
+        yield shard
+        collections.deque(shard, maxlen=0)
