@@ -14,7 +14,7 @@ from tests.helpers.commands import ROOT
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
     ("runtime",),
-    ("sharding", "tokenizers"),
+    ("sharding", "tokenizers", "losses"),
     ("data",),
     ("model",),
     ("objectives",),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput
+from bert_jax.losses.in_batch import in_batch_loss
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.feature_based import FeatureBasedTagger
 from bert_jax.model.layers import cross_entropy, kl_divergence
@@ -224,35 +225,6 @@ def span_logits(outputs: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
 def _span_loss(outputs, rows):
     """Averages two losses over the sequence's own positions: of the span's first and last token."""
     return jnp.mean(cross_entropy(span_logits(outputs, rows), rows["labels"])[0], axis=-1)
-
-
-def in_batch_loss(
-    vectors: jax.Array, passages: jax.Array, weights: jax.Array, temperature: float
-) -> jax.Array:
-    """Sums over queries -log softmax(similarities)[own passage], in nats: a float32 scalar.
-
-    The softmax is over the passages of all examples (Karpukhin et al., 2020, section 3.2) without
-    the others that answer the query: copies of its own passage, which occur if questions share a
-    paragraph, and its other positives.
-
-    Args:
-      vectors: float32 `[examples, 1 + n, H]`, of a query, its passage and n - 1 hard negatives.
-      passages: int32 `[examples, n + m]`, the numbers of these n passages, equal for equal ones,
-        and of up to m others that answer the query; NO_LABEL in unused entries.
-      weights: float32 `[examples]`, 0 for unused examples.
-      temperature: divides the similarities.
-    """
-    queries, candidates = vectors[:, 0], vectors[:, 1:].reshape(-1, vectors.shape[-1])
-    count = vectors.shape[1] - 1
-    numbers, others = passages[:, :count].reshape(-1), passages[:, count:]
-    scores = queries @ candidates.T / temperature
-    own = jnp.sum(queries * vectors[:, 1], axis=-1, keepdims=True) / temperature
-    positives = jnp.concatenate([passages[:, :1], others], axis=1)
-    is_positive = jnp.any(numbers[:, None] == positives[:, None], axis=-1)
-    excluded = is_positive | (jnp.repeat(weights, count) == 0)
-    margins = jnp.where(excluded, jnp.finfo(jnp.float32).min, scores - own)
-    # log(1 + sum of exp(margins)): unlike the softmax, it does not round a small loss to 0.
-    return jnp.sum(jax.nn.softplus(jax.nn.logsumexp(margins, axis=-1)) * weights)
 
 
 def _regression_loss(outputs, rows, target_std=1.0):

@@ -23,7 +23,7 @@ from bert_jax.configs.finetune import retrieval as retrieval_config
 from bert_jax.configs.finetune import tagging as tagging_config
 from bert_jax.configs.finetune import text_classification as text_config
 from bert_jax.finetuning.class_weights import find_class_weights
-from bert_jax.model.heads import in_batch_loss
+from bert_jax.losses.in_batch import in_batch_loss
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tasks import retrieval, tagging, text_classification
 from bert_jax.tasks.scores import class_table

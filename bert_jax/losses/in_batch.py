@@ -1,0 +1,123 @@
+"""Losses of a softmax over the passages of all examples in a batch.
+
+`labels` are int32 `[examples, n + m]`: the numbers of the n passages of an example, equal for equal
+ones, and of up to m others that answer its query; a negative number in unused entries. Passages
+that answer a query are never negatives of it: copies of its own passage, which occur if questions
+share a paragraph, and its other positives.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.losses.similarity import FLOAT32_MIN, dot_products, max_similarities, unit_vectors
+
+
+def in_batch_loss(
+    vectors: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    temperature: float = 0.05,
+    symmetric: bool = False,
+) -> jax.Array:
+    """Sums over queries -log softmax(dot products / temperature)[own passage], in nats.
+
+    The softmax is over the passages of all examples (Karpukhin et al., 2020, "Dense passage
+    retrieval", section 3.2). With vectors of length 1, it is MultipleNegativesRankingLoss.
+
+    Args:
+      vectors: float32 `[examples, 1 + n, size]`, of a query, its passage and n - 1 hard negatives.
+      labels: as in the docstring of this module.
+      weights: float32 `[examples]`, 0 for unused examples.
+      temperature: divides the dot products; the inverse of "scale" in sentence-transformers.
+      symmetric: whether to average it with -log softmax[own query] of each positive over the
+        queries (Radford et al., 2021, "CLIP"), as MultipleNegativesSymmetricRankingLoss does.
+    """
+    passages = vectors[:, 1:].reshape(-1, vectors.shape[-1])
+    scores = dot_products(vectors[:, 0], passages) / temperature
+    return in_batch_softmax(scores, labels, weights, symmetric)
+
+
+def late_interaction_loss(
+    vectors: jax.Array, labels: jax.Array, weights: jax.Array, temperature: float = 1.0
+) -> jax.Array:
+    """Returns `in_batch_loss` with `max_similarities` in place of dot products.
+
+    ColBERT (Khattab and Zaharia, 2020); MultiVectorMultipleNegativesRankingLoss. `vectors` are
+    float32 `[examples, 1 + n, tokens, size]`, 0 for tokens that do not count.
+    """
+    passages = vectors[:, 1:].reshape(-1, *vectors.shape[2:])
+    scores = max_similarities(vectors[:, 0], passages) / temperature
+    return in_batch_softmax(scores, labels, weights)
+
+
+def in_batch_softmax(
+    scores: jax.Array, labels: jax.Array, weights: jax.Array, symmetric: bool = False
+) -> jax.Array:
+    """Returns `in_batch_loss` for scores `[examples, examples * n]` of queries and passages."""
+    num_examples, num_passages = scores.shape
+    count = num_passages // num_examples
+    answers, is_unused = _answers(labels, count), weights == 0
+    own = jnp.diagonal(scores[:, ::count])[:, None]
+    losses = _softmax_losses(scores, own, answers | jnp.repeat(is_unused, count))
+    if symmetric:
+        positives, answered = scores[:, ::count].T, answers[:, ::count].T
+        losses = (losses + _softmax_losses(positives, own, answered | is_unused)) / 2
+    return jnp.sum(losses * weights)
+
+
+def guided_in_batch_loss(
+    vectors: jax.Array,
+    guide_vectors: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    temperature: float = 0.01,
+    margin: float = 0.0,
+    relative_margin: bool = False,
+    contrast_queries: bool = True,
+    contrast_positives: bool = True,
+) -> jax.Array:
+    """Returns `in_batch_loss` of cosines, without negatives that a guide finds too similar.
+
+    GISTEmbed (Solatorio, 2024, section 3); GISTEmbedLoss. Two texts are no negatives of each other
+    if their cosine by the guide exceeds that of the query and its positive, less a margin.
+
+    Args:
+      vectors, labels, weights, temperature: as in `in_batch_loss`.
+      guide_vectors: float32 `[examples, 1 + n, size of the guide's]`, of the same texts.
+      margin: see above.
+      relative_margin: whether the margin is a fraction of the cosine that it is subtracted from.
+      contrast_queries: whether the other queries are negatives of a query, too.
+      contrast_positives: whether the other positives are negatives of a positive, too.
+    """
+    vectors, guide_vectors = unit_vectors(vectors), unit_vectors(guide_vectors)
+    num_examples, count = len(vectors), vectors.shape[1] - 1
+    answers = _answers(labels, count).reshape(num_examples, num_examples, count)
+    is_own = jnp.eye(num_examples, dtype=bool)
+    # Which columns of texts are compared, and which of their pairs are known to be no negatives.
+    columns = [(0, 1 + index, answers[..., index]) for index in range(count)]
+    columns += [(0, 0, is_own)] if contrast_queries else []
+    columns += [(1, 1, is_own | answers[..., 0])] if contrast_positives else []
+    own_by_guide = jnp.sum(guide_vectors[:, 0] * guide_vectors[:, 1], axis=-1, keepdims=True)
+    margin = jnp.abs(own_by_guide) * margin if relative_margin else margin
+    scores, excluded = [], []
+    for first, second, known in columns:
+        scores.append(dot_products(vectors[:, first], vectors[:, second]) / temperature)
+        by_guide = dot_products(guide_vectors[:, first], guide_vectors[:, second])
+        excluded.append(known | (by_guide > own_by_guide - margin) | (weights == 0))
+    own = jnp.diagonal(scores[0])[:, None]
+    losses = _softmax_losses(jnp.concatenate(scores, 1), own, jnp.concatenate(excluded, 1))
+    return jnp.sum(losses * weights)
+
+
+def _answers(labels, count):
+    """Returns bool `[examples, examples * count]`: which passages answer each query."""
+    numbers = labels[:, :count].reshape(-1)
+    positives = jnp.concatenate([labels[:, :1], labels[:, count:]], axis=1)
+    return jnp.any(numbers[:, None] == positives[:, None], axis=-1)
+
+
+def _softmax_losses(scores, own, excluded):
+    """Returns `[examples]`: -log softmax of `own` `[examples, 1]` and the scores not excluded."""
+    margins = jnp.where(excluded, FLOAT32_MIN, scores - own)
+    # log(1 + sum of exp(margins)): unlike the softmax, it does not round a small loss to 0.
+    return jax.nn.softplus(jax.nn.logsumexp(margins, axis=-1))
