@@ -65,73 +65,80 @@ def _search_blocks(
     queries: np.ndarray, shards: Sequence[np.ndarray], count: int, block_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scores and indices of the best `count` vectors of each query."""
+    # About as many groups in a block as vectors in `count` groups, which is the least to sort.
+    group = 1 << round(math.log2(block_size / count) / 2)
     rows = jnp.asarray(queries)
     best = jnp.full((len(rows), count), -jnp.inf), jnp.zeros((len(rows), count), jnp.int32)
     is_finite, before = jnp.isfinite(rows).all(), None
-    offset = 0  # Of the first vector of the shard.
-    for shard in shards:
-        for start, num_seen, block in _blocks(shard, block_size):
-            *best, is_finite = _merge_block(
-                rows, jnp.asarray(block), num_seen, offset + start, *best, is_finite
-            )
-            if before is not None:
-                before.block_until_ready()  # Two blocks are on the device, not all.
-            before = is_finite
-        offset += len(shard)
+    for first, num_valid, block in _blocks(shards, block_size, group):
+        *best, is_finite = _merge_block(
+            rows, jnp.asarray(block), num_valid, first, *best, is_finite, group=group
+        )
+        if before is not None:
+            before.block_until_ready()  # Two blocks are on the device, not all.
+        before = is_finite
     scores, indices = map(np.asarray, best)
     if not is_finite or not np.isfinite(scores).all():
         raise ValueError("query_vectors or vectors have values that are not finite")
     return scores, indices
 
 
-def _blocks(shard: np.ndarray, block_size: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yields the first row of each block, how many of its rows were in the one before, and it.
+def _blocks(
+    shards: Sequence[np.ndarray], block_size: int, group: int
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yields the index of the first row of each block, its number of rows, and the block.
 
-    All blocks of a shard have the same size, for which alone JAX compiles.
+    The last block of an array is filled with copies of its last row, so that all have one size, for
+    which alone JAX compiles; a small array is one block, of whole groups.
     """
-    size = min(block_size, len(shard))
-    for start in range(0, len(shard), block_size):
-        first = min(start, len(shard) - size)
-        yield first, start - first, shard[first : first + size]
+    before = 0
+    for shard in shards:
+        size = min(block_size, -(-len(shard) // group) * group)
+        for start in range(0, len(shard), block_size):
+            block = shard[start : start + size]
+            missing = size - len(block)
+            filled = np.pad(block, ((0, missing), (0, 0)), mode="edge") if missing else block
+            yield before + start, len(block), filled
+        before += len(shard)
 
 
-@functools.partial(jax.jit, donate_argnums=(4, 5))
+@functools.partial(jax.jit, donate_argnums=(4, 5), static_argnames="group")
 def _merge_block(
     queries: jax.Array,
     block: jax.Array,
-    num_seen: jax.Array,
-    offset: jax.Array,
+    num_valid: jax.Array,
+    first: jax.Array,
     scores: jax.Array,
     indices: jax.Array,
     is_finite: jax.Array,
+    *,
+    group: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Merges the vectors of a block, but not its first `num_seen`, into the best found so far.
+    """Merges a block, up to the copies of its last valid row, into the best found so far.
 
-    Sorting all scores would take longer than to compute them. The best `count` are among the
-    `count` groups of neighbours with the largest maxima: any other vector is behind the maxima of
-    these groups. Of equal values `top_k` takes the first, and so does the order of groups.
+    To sort all scores would take longer than to compute them. The best `count` are among the
+    `count` groups of `group` neighbours with the largest maxima: any other vector comes after the
+    maxima of these groups. Of equal values `top_k` takes the first, in groups as in vectors.
     """
-    num_queries, count = scores.shape
+    count = scores.shape[1]
     block = block.astype(jnp.float32)
-    is_finite &= jnp.isfinite(block).all()
+    is_finite &= jnp.isfinite(block).all(0).all()  # By columns first, which is faster.
     products = jax.lax.dot_general(  # TPUs and GPUs would otherwise round to fewer bits.
         queries, block, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST
     )
-    products = jnp.where(jnp.arange(len(block)) < num_seen, -jnp.inf, products)
-    group = 1 << max(0, round(math.log2(len(block) / count) / 2))
-    num_groups = -(-len(block) // group)
-    padding = num_groups * group - len(block)
-    products = jnp.pad(products, ((0, 0), (0, padding)), constant_values=-jnp.inf)
-    products = products.reshape(num_queries, num_groups, group)
-    _, groups = jax.lax.top_k(_without_sign_of_0(products.max(-1)), min(count, num_groups))
-    groups = jnp.sort(groups, axis=1)[:, :, None]
-    found = jnp.take_along_axis(products, groups, axis=1).reshape(num_queries, -1)
-    places = (groups * group + jnp.arange(group)).reshape(num_queries, -1) + offset
-    scores, chosen = jax.lax.top_k(
-        jnp.concatenate([scores, _without_sign_of_0(found)], axis=1), count
-    )
-    indices = jnp.take_along_axis(jnp.concatenate([indices, places], axis=1), chosen, axis=1)
-    return scores, indices, is_finite
+    places = jnp.arange(len(block)).reshape(-1, group)
+    products = products.reshape(len(queries), *places.shape)
+    # Copies do not change the maximum of a group that has the row itself.
+    maxima = jnp.where(places[:, 0] < num_valid, _without_sign_of_0(products.max(-1)), -jnp.inf)
+    _, groups = jax.lax.top_k(maxima, min(count, len(places)))
+    groups = jnp.sort(groups, axis=1)
+    places = places[groups].reshape(len(queries), -1)
+    found = jnp.take_along_axis(products, groups[:, :, None], axis=1).reshape(places.shape)
+    found = jnp.where(places < num_valid, _without_sign_of_0(found), -jnp.inf)
+    candidates = jnp.concatenate([scores, found], axis=1)
+    places = jnp.concatenate([indices, places + first], axis=1)
+    scores, chosen = jax.lax.top_k(candidates, count)
+    return scores, jnp.take_along_axis(places, chosen, axis=1), is_finite
 
 
 def _without_sign_of_0(values: jax.Array) -> jax.Array:
