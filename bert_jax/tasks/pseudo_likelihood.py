@@ -127,7 +127,7 @@ class PairScorer:
         self._num_pairs = self._num_correct = 0
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-        paths = files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
+        paths = files_with_suffix(directory, tables.SUFFIXES)
         return [(path, f"{path.stem}.jsonl") for path in paths]
 
     def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:

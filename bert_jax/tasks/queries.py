@@ -1,9 +1,10 @@
 """Reads queries and passages for retrieval, and finds texts that are equal to the model."""
 
+import itertools
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,19 +15,30 @@ from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import field, text_field
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-QUERY_KEYS = ("id", "query", "positive", "negatives", "rank", "depth")
-# Words in keys of other libraries' formats that say which passages are relevant.
+# The names under which each value may be given, of which the first in a line is read: those of the
+# data sets of sentence-transformers, FlagEmbedding and MS MARCO.
+QUERY_NAMES = ("query", "anchor", "question", "sentence1", "text1")
+PASSAGE_NAMES = ("positive", "passage", "answer", "document", "sentence2", "text2")
+POSITIVES_NAMES = ("positives", "pos")
+NEGATIVES_NAMES = ("negatives", "neg")
+POSITIVE_SCORE_NAMES = ("positive_score", "positive_scores", "pos_scores")
+NEGATIVE_SCORES_NAMES = ("scores", "negative_scores", "neg_scores")
+LABEL_NAMES = ("label", "score")
+_NUMBERED = re.compile(r"negative(_?[0-9]+)?")  # The negatives of a table, one per column.
+# Words in other keys that seem to say which passages are relevant.
 _RELEVANCE = {"neg", "negative", "pos", "positive", "label", "score", "relevance"}
 
 
 class Query(NamedTuple):
-    """One line of a query file; lines with equal queries are one query with several positives.
+    """One query with a passage that answers it; those with equal texts are one query.
 
     Attributes:
       positive: a passage that answers the query; None if unknown.
       rank: rank of the positive in the results of a first stage, infinity if it is not among them;
         0 if no first stage is known.
       depth: number of results that the first stage returns; None: those in the file.
+      grade: how relevant the positive is, above 0.
+      scores: a teacher's scores of the `candidates`; None if unknown.
     """
 
     id: str
@@ -36,6 +48,8 @@ class Query(NamedTuple):
     location: str
     rank: float = 0
     depth: int | None = None
+    grade: float = 1.0
+    scores: tuple[float, ...] | None = None
 
     def candidates(self) -> tuple[str, ...]:
         """Returns the passages of the line, the positive first."""
@@ -48,70 +62,239 @@ def read_queries(
     empty_texts: bool = False,
     unused: dict[str, int] | None = None,
 ) -> list[Query]:
-    """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none.
+    """Reads queries from a table; all must have a positive, or (unless `is_training`) none.
+
+    A line has a query, and one of:
+
+    - a positive (none of those to predict), and any of a list of negatives, negatives in columns
+      of their own, and a teacher's scores;
+    - a list of positives, which become a `Query` each;
+    - a passage and a label: above 0 for a passage that answers the query. The lines of a query
+      become a `Query` for each of these passages, with the others as negatives.
 
     Args:
       empty_texts: whether a query or a negative may be empty; a positive never may.
       unused: receives, for each key that is not read, the number of lines that have it.
 
     Raises ValueError for a bad line, and for an unread key that says which passages are relevant,
-    such as "negative" or "score": ignoring it would change what is learned and scored.
+    such as "relevance": ignoring it would change what is learned and scored.
     """
-    objects = tables.read_objects(path)
-    for key, count in _find_unused(objects).items():
-        if unused is not None:
-            unused[key] = count
-    queries = [
-        _query(values, location, number, empty_texts)
-        for number, (values, location) in enumerate(objects)
-    ]
+    unused = {} if unused is None else unused
+    lines = list(_read_lines(tables.iterate_rows(path), unused, empty_texts))
+    if lines and isinstance(lines[0], _Judgment):
+        groups: dict[str, list[_Judgment]] = {}
+        for line in lines:
+            groups.setdefault(line.text, []).append(line)
+        queries = [query for group in groups.values() for query in _join_judgments(group)]
+        for query in queries:
+            if query.positive is None:
+                problem = f"the query {query.text!r:.60} has no passage with a label above 0"
+                raise ValueError(f"{query.location}: {problem}: remove it, or add one")
+        _check_ids_of_queries(lines)
+        return queries
+    queries = [query for line in lines for query in line]
     check_labeled(queries, [query.positive for query in queries], "positive", is_training)
     return tables.check_unique(queries)
 
 
 def iterate_queries(path: str | pathlib.Path, unused: dict[str, int]) -> Iterator[Query]:
-    """Yields the queries of a JSONL file, which may have a positive; texts may be empty.
+    """Yields the queries of a table, which may have a positive; texts may be empty.
 
-    `unused` counts the lines that have each key which nothing reads; see `read_queries`.
+    Only consecutive lines with labels are joined. `unused` counts the lines that have each key
+    which nothing reads; see `read_queries`.
     """
-    for number, (values, location) in enumerate(tables.iterate_objects(path)):
-        for key, count in _find_unused([(values, location)]).items():
+    lines = _read_lines(tables.iterate_rows(path), unused, empty_texts=True)
+    for _, group in itertools.groupby(lines, lambda line: getattr(line, "text", None)):
+        first, *others = group
+        if isinstance(first, _Judgment):
+            yield from _join_judgments([first, *others])
+        else:
+            yield from itertools.chain(first, *others)
+
+
+class _Judgment(NamedTuple):
+    """One line with a query, a passage, and how relevant it is."""
+
+    id: str
+    text: str
+    passage: str
+    label: float
+    location: str
+
+
+def _check_ids_of_queries(lines: Sequence[_Judgment]) -> None:
+    """Raises ValueError if two queries have one id; lines of a query may share it."""
+    first: dict[str, _Judgment] = {}
+    for line in lines:
+        if (other := first.setdefault(line.id, line)).text != line.text:
+            problem = f"id {line.id!r} is already used for another query in {other.location}"
+            raise ValueError(f"{line.location}: {problem}")
+
+
+def _join_judgments(lines: Sequence[_Judgment]) -> list[Query]:
+    """Returns a `Query` for each relevant passage of a query; one without a positive if none is."""
+    negatives = tuple(dict.fromkeys(line.passage for line in lines if line.label <= 0))
+    queries = [
+        Query(line.id, line.text, line.passage, negatives, line.location, grade=line.label)
+        for line in lines
+        if line.label > 0
+    ]
+    for query in queries:
+        if query.positive in negatives:
+            problem = f"the passage {query.positive!r:.60} is also labeled as wrong for its query"
+            raise ValueError(f"{query.location}: {problem}")
+    first = lines[0]
+    return queries or [Query(first.id, first.text, None, negatives, first.location)]
+
+
+def _read_lines(
+    rows: Iterable[tuple[dict, str]], unused: dict[str, int], empty_texts: bool
+) -> Iterator[_Judgment | list[Query]]:
+    """Yields what each line is: a judgment, or the queries in it. Raises ValueError.
+
+    All lines must be of one kind.
+    """
+    is_judged = None
+    for number, (values, location) in enumerate(rows):
+        for key, count in _find_unused(values, location).items():
             unused[key] = unused.get(key, 0) + count
-        yield _query(values, location, number, empty_texts=True)
+        label = _find(values, LABEL_NAMES)
+        has_label = values.get(label) is not None
+        if is_judged is None:
+            is_judged = has_label
+        if is_judged and not has_label:
+            raise ValueError(f"{location}: no {label!r}: label all lines, or none")
+        if has_label and not is_judged:
+            raise ValueError(f"{location}: a {label!r}, which the lines before do not have")
+        yield (_judgment if is_judged else _queries)(values, location, number, empty_texts)
 
 
-def _find_unused(objects: Iterable[tuple[dict, str]]) -> dict[str, int]:
-    """Returns how many objects have each key that is not read. Raises ValueError."""
-    found = tables.find_unused_keys(objects, QUERY_KEYS)
-    for key, (_, location) in found.items():
+def _find(values: dict, names: Sequence[str]) -> str:
+    """Returns the first of `names` that has a value, or that occurs, or the first."""
+    known = (name for name in names if values.get(name) is not None)
+    return next(known, next((name for name in names if name in values), names[0]))
+
+
+def _negative_columns(values: dict) -> list[str]:
+    """Returns the columns of the negatives, in the order of the file."""
+    return [name for name in values if _NUMBERED.fullmatch(name)]
+
+
+def _find_unused(values: dict, location: str) -> dict[str, int]:
+    """Returns 1 for each key that is not read. Raises ValueError."""
+    roles = (QUERY_NAMES, PASSAGE_NAMES, POSITIVES_NAMES, NEGATIVES_NAMES, LABEL_NAMES)
+    used = {"id", "rank", "depth", *_negative_columns(values), *(_find(values, r) for r in roles)}
+    positive_score = _find(values, POSITIVE_SCORE_NAMES)
+    used.add(positive_score)
+    # Predictions have the scores of the negatives; alone, they teach nothing.
+    scores = _find(values, NEGATIVE_SCORES_NAMES)
+    if values.get(positive_score) is not None:
+        used.add(scores)
+    found = tables.find_unused_keys([(values, location)], used)
+    for key in found:
         words = {word.removesuffix("s") for word in re.split(r"[^a-z]+", key.lower())}
-        if key != "scores" and words & _RELEVANCE:  # Predictions are written with "scores".
+        if key != "scores" and words & _RELEVANCE:
             raise ValueError(
                 f"{location}: {key!r} is not read: write passages that answer the query as "
-                "'positive' (a line for each), others as 'negatives' (a list); otherwise remove it"
+                "'positive' or 'positives' (a list), others as 'negatives' (a list), a teacher's "
+                "scores as 'positive_score' and 'negative_scores'; otherwise remove it"
             )
-    return {key: count for key, (count, _) in found.items()}
+    return dict.fromkeys(found, 1)
 
 
-def _query(values: dict, location: str, number: int, empty_texts: bool) -> Query:
-    text = text_field(values, "query", location, empty_texts)
-    is_known = values.get("positive") is not None
-    positive = text_field(values, "positive", location) if is_known else None
-    negatives = field({"negatives": []} | values, "negatives", list, location)
-    for each in negatives:
-        text_field({"negative": each}, "negative", location, empty_texts and each is not None)
-    if positive in negatives:
-        raise ValueError(f"{location}: the positive is also one of the negatives: {positive!r}")
+def _judgment(values: dict, location: str, number: int, empty_texts: bool) -> _Judgment:
+    text = text_field(values, _find(values, QUERY_NAMES), location, empty_texts)
+    passage = text_field(values, _find(values, PASSAGE_NAMES), location, empty_texts)
+    for names in (POSITIVES_NAMES, NEGATIVES_NAMES):
+        name = _find(values, names)
+        if values.get(name) is not None:
+            problem = f"it has both {name!r} and {_find(values, LABEL_NAMES)!r}"
+            raise ValueError(f"{location}: {problem}: a label is of one passage")
+    label = read_number(values, _find(values, LABEL_NAMES), location)
+    return _Judgment(tables.id_field(values, location, number), text, passage, label, location)
+
+
+def _queries(values: dict, location: str, number: int, empty_texts: bool) -> list[Query]:
+    """Returns a `Query` for each positive of a line; one if it has none."""
+    text = text_field(values, _find(values, QUERY_NAMES), location, empty_texts)
+    positives, name = [], _find(values, POSITIVES_NAMES)
+    if values.get(name) is not None:
+        positives = [
+            text_field({name: each}, name, location) for each in field(values, name, list, location)
+        ]
+        if not positives:
+            raise ValueError(f"{location}: the list {name!r} is empty: the query needs a positive")
+    elif values.get(name := _find(values, PASSAGE_NAMES)) is not None:
+        positives = [text_field(values, name, location)]
+    negatives = _read_negatives(values, location, empty_texts)
+    if both := next((text for text in positives if text in negatives), None):
+        raise ValueError(f"{location}: the positive is also one of the negatives: {both!r}")
+    scores = _read_scores(values, len(positives), len(negatives), location)
     rank, depth = (_place(values, name, location) for name in ("rank", "depth"))
     if rank is None:
         rank = math.inf if "rank" in values else 0
-    name = tables.id_field(values, location, number)
-    return Query(name, text, positive, tuple(negatives), location, rank, depth)
+    id_ = tables.id_field(values, location, number)
+    common = tuple(negatives), location, rank, depth
+    if not positives:
+        return [Query(id_, text, None, *common)]
+    return [
+        Query(id_, text, positive, *common, scores=own)
+        for positive, own in zip(positives, scores, strict=True)
+    ]
+
+
+def _read_negatives(values: dict, location: str, empty_texts: bool) -> list[str]:
+    """Returns the negatives of a line: a list, or the columns that have one."""
+    name = _find(values, NEGATIVES_NAMES)
+    columns = [each for each in _negative_columns(values) if values[each] is not None]
+    if values.get(name) is None and columns:
+        return [text_field(values, column, location, empty_texts) for column in columns]
+    if columns:
+        raise ValueError(f"{location}: it has both {name!r} and {columns[0]!r}: keep one of them")
+    return [
+        text_field({"negative": each}, "negative", location, empty_texts and each is not None)
+        for each in field({name: []} | values, name, list, location)
+    ]
+
+
+def _read_scores(
+    values: dict, num_positives: int, num_negatives: int, location: str
+) -> list[tuple[float, ...] | None]:
+    """Returns, for each positive, a teacher's scores of it and of the negatives; None without."""
+    name, others = _find(values, POSITIVE_SCORE_NAMES), _find(values, NEGATIVE_SCORES_NAMES)
+    if values.get(name) is None:
+        return [None] * num_positives
+    own = values[name] if isinstance(values[name], list) else [values[name]]
+    own = [read_number({name: each}, name, location) for each in own]
+    scores = field({others: []} | values, others, list, location)
+    scores = [read_number({others: each}, others, location) for each in scores]
+    for key, found, expected, texts in (
+        (name, len(own), num_positives, "positives"),
+        (others, len(scores), num_negatives, "negatives"),
+    ):
+        if found != expected:
+            problem = f"{key!r} has {found} scores for {expected} {texts}"
+            raise ValueError(f"{location}: {problem}: expected one for each")
+    return [(each, *scores) for each in own]
+
+
+def read_number(values: dict, name: str, location: str) -> float:
+    """Returns a finite number, of a CSV or TSV from its text. Raises ValueError."""
+    value = values.get(name)
+    try:
+        number = math.nan if isinstance(value, bool) or value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{location}: {name!r} must be a finite number, found {value!r:.60}")
+    return number
 
 
 def _place(values: dict, name: str, location: str) -> int | None:
     """Returns `values[name]`, None if missing. Raises ValueError for all but positive integers."""
     value = values.get(name)
+    if isinstance(value, str) and value.isdecimal():  # Of a CSV or TSV.
+        value = int(value)
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"{location}: {name!r} must be a whole number from 1, found {value!r:.60}")
     return value
@@ -120,12 +303,12 @@ def _place(values: dict, name: str, location: str) -> int | None:
 def read_passages(
     path: str | pathlib.Path, empty_texts: bool = False, unused: dict[str, int] | None = None
 ) -> list[str]:
-    """Reads the passages of a JSONL file, one `{"text": ...}` per line.
+    """Reads the passages of a table, from the column `text`.
 
     Without `empty_texts`, an empty passage raises ValueError. `unused` receives, for each other
     key, the number of lines that have it.
     """
-    objects = tables.read_objects(path)
+    objects = list(tables.iterate_rows(path))
     found = tables.find_unused_keys(objects, {"text"})
     if unused is not None:
         unused |= {key: count for key, (count, _) in found.items()}

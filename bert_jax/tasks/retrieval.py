@@ -245,17 +245,32 @@ class Ranking(NamedTuple):
       passages: distinct passages.
       positives: for each line, the index in `passages` of its positive; empty if unknown.
       listed: indices of the passages that a first stage found; None: all.
+      grades: of each of the distinct positives, `relevant`.
     """
 
     lines: list[int]
     passages: Sequence[str]
     positives: list[int]
     listed: list[int] | None
+    grades: list[float]
 
     @property
     def relevant(self) -> list[int]:
         """The distinct `positives`."""
         return list(dict.fromkeys(self.positives))
+
+    def ranks(self, scores: np.ndarray, all_are_found: bool = False) -> np.ndarray:
+        """Returns the rank of each of `relevant`; see `find_ranks`."""
+        listed = None if all_are_found else self.listed
+        return find_ranks(scores, self.relevant, listed, self.grades)
+
+
+def _best_grades(positives: Sequence[int], lines: Sequence[Query]) -> list[float]:
+    """Returns the grade of each distinct positive, the best one on any of the `lines`."""
+    best: dict[int, float] = {}
+    for index, line in zip(positives, lines, strict=True):
+        best[index] = max(line.grade, best.get(index, 0))
+    return list(best.values())
 
 
 def group_lines(lines: Sequence[Query], queries: TokenizedTexts) -> list[list[int]]:
@@ -284,7 +299,8 @@ def _rank_candidates(group: list[int], lines: Sequence[Query], passages: Tokeniz
     depth = max((line.depth for line in own if line.depth), default=len(texts))
     found = np.flatnonzero(ranks <= depth).tolist()
     others = range(len(right), len(texts))[: max(depth - len(found), 0)]
-    return Ranking(group, texts, positives, [*found, *others])
+    grades = _best_grades(positives, own) if is_labeled else []
+    return Ranking(group, texts, positives, [*found, *others], grades)
 
 
 def _rank_collection(
@@ -299,9 +315,9 @@ def _rank_collection(
     index_of = {passages.identity[text]: index for index, text in enumerate(texts)}
     rankings = []
     for group in groups:
-        positives = [lines[index].positive for index in group if lines[index].positive]
-        positives = [index_of[passages.identity[text]] for text in positives]
-        rankings.append(Ranking(group, texts, positives, None))
+        own = [lines[index] for index in group if lines[index].positive]
+        positives = [index_of[passages.identity[line.positive]] for line in own]
+        rankings.append(Ranking(group, texts, positives, None, _best_grades(positives, own)))
     return rankings
 
 
@@ -355,11 +371,11 @@ def make_split(
         return zip(rankings, scores, strict=True)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        ranks, ranks_of_all = [], []
+        ranks, ranks_of_all, grades = [], [], [each.grades for each in rankings]
         for ranking, scores in scores_of(outputs):
-            ranks.append(find_ranks(scores, ranking.relevant, ranking.listed))
-            ranks_of_all.append(find_ranks(scores, ranking.relevant))
-        result, mrr = rank_scores(ranks), f"mrr_at_{TOP}"
+            ranks.append(ranking.ranks(scores))
+            ranks_of_all.append(ranking.ranks(scores, all_are_found=True))
+        result, mrr = rank_scores(ranks, grades), f"mrr_at_{TOP}"
         if not is_bi_encoder:
             result[f"{mrr}_if_all_found"] = rank_scores(ranks_of_all)[mrr]
         return result
@@ -382,8 +398,7 @@ def describe_rankings(
     """
     described = {}
     for ranking, scores in scored:
-        ranks = find_ranks(scores, ranking.relevant, ranking.listed)
-        rank_of = dict(zip(ranking.relevant, ranks.tolist(), strict=True))
+        rank_of = dict(zip(ranking.relevant, ranking.ranks(scores).tolist(), strict=True))
         listed = np.arange(len(scores)) if ranking.listed is None else np.array(ranking.listed, int)
         best = listed[~np.isin(listed, ranking.relevant)]
         best = best[np.argsort(-scores[best], kind="stable")][:TOP]
@@ -394,6 +409,7 @@ def describe_rankings(
                 values["positive"] = lines[index].positive
                 values["rank"] = int(rank) if rank < np.inf else None
                 values["depth"] = TOP
+                values["positive_score"] = float(scores[ranking.positives[number]])
             values["negatives"] = [ranking.passages[each] for each in best]
             described[index] = values | {"scores": scores[best].tolist()}
     return [described[index] for index in range(len(lines))]
@@ -437,6 +453,7 @@ class RerankPredictor:
         self._rankings: list[Ranking] = []  # In the block whose features were built last.
         self._ranks: list[np.ndarray] = []
         self._ranks_of_all: list[np.ndarray] = []
+        self._grades: list[list[float]] = []
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
         return [(path, path.name) for path in files_with_suffix(directory, (".jsonl",))]
@@ -482,13 +499,14 @@ class RerankPredictor:
             scores = np.concatenate(outputs[start:end])
             lines += describe_rankings(group, [(ranking, scores)])
             if ranking.positives:
-                self._ranks.append(find_ranks(scores, ranking.relevant, ranking.listed))
-                self._ranks_of_all.append(find_ranks(scores, ranking.relevant))
+                self._ranks.append(ranking.ranks(scores))
+                self._ranks_of_all.append(ranking.ranks(scores, all_are_found=True))
+                self._grades.append(ranking.grades)
         return lines
 
     def scores(self) -> dict[str, float]:
         if not self._ranks:
             return {}
-        result, mrr = rank_scores(self._ranks), f"mrr_at_{TOP}"
+        result, mrr = rank_scores(self._ranks, self._grades), f"mrr_at_{TOP}"
         result[f"{mrr}_if_all_found"] = rank_scores(self._ranks_of_all)[mrr]
         return result | {"queries": len(self._ranks)}

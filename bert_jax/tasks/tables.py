@@ -1,4 +1,4 @@
-"""Tables of examples: CSV, TSV and JSONL files, and TFDS, as records of text columns."""
+"""Tables of examples: CSV, TSV, JSONL and Parquet files, and TFDS, as records of text columns."""
 
 import ast
 import csv
@@ -23,6 +23,9 @@ _UNQUOTE = str.maketrans({'"': None, "\t": "\1", "\n": "\2"})  # In a quoted fie
 _JSON = json.JSONDecoder(parse_int=str, parse_float=str)
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
+_PARQUET_ROWS = 1024  # Read at once.
+SUFFIXES = (".csv", ".tsv", ".tab", ".jsonl", ".parquet")
+"""Of the files that `iterate_table` reads."""
 
 
 EXPECTED_FILE = (
@@ -75,7 +78,7 @@ def read_table(
     label: str = "",
     label_separator: str = "",
 ) -> list[Record]:
-    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, with all of `columns`.
+    """Reads a `.csv`, `.tsv` (or `.tab`), `.jsonl` or `.parquet` file, or TFDS, with all `columns`.
 
     The first of `header_lines` names the columns; the others are skipped. Fields may be quoted.
     With a `label_separator`, records get `labels` from the column `label`: a list in JSON and TFDS,
@@ -107,14 +110,14 @@ def iterate_table(
     is_path = isinstance(source, str | pathlib.Path)
     suffix = pathlib.Path(source).suffix if is_path else ""
     hint = ": set the correct name in text, text_pair, label or id" if label else ""
-    if not is_path or str(source).startswith("tfds:") or suffix == ".jsonl":
+    if not is_path or str(source).startswith("tfds:") or suffix in (".jsonl", ".parquet"):
         if suffix == ".jsonl":
             objects = (
                 (_values_as_written(line, location), location)
                 for line, _, location in _iterate_json_lines(source)
             )
         else:
-            values = read_objects(source, data_dir) if is_path else check_objects(source)
+            values = iterate_rows(source, data_dir) if is_path else check_objects(source)
             objects = (
                 ({name: json.dumps(value) for name, value in example.items()}, location)
                 for example, location in values
@@ -134,7 +137,7 @@ def iterate_table(
             check_columns([record], columns, hint)
             yield record
     else:
-        raise ValueError(f"{source} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
+        raise ValueError(f"{source} has an unknown suffix: expected one of {', '.join(SUFFIXES)}")
 
 
 def _record_of_json(
@@ -230,6 +233,48 @@ def _locate_undecodable(path: pathlib.Path, error: UnicodeDecodeError) -> str:
     return f"{path}, line {number}, byte {start}: not UTF-8: {fix}"
 
 
+def iterate_rows(source: str | pathlib.Path, data_dir: str = "") -> Iterator[tuple[dict, str]]:
+    """Yields (values by column, location) of each row of a table.
+
+    Values have the types of the file, those of CSV and TSV are text, or None if empty. A path with
+    none of `SUFFIXES` is read as JSONL.
+    """
+    suffix = pathlib.Path(source).suffix
+    if str(source).startswith("tfds:"):
+        yield from _read_tfds(source, data_dir)
+    elif suffix == ".parquet":
+        yield from _iterate_parquet(pathlib.Path(source))
+    elif suffix in (".csv", ".tsv", ".tab"):
+        for record in iterate_table(source, ()):
+            yield {name: text or None for name, text in record.columns.items()}, record.location
+    else:
+        yield from iterate_objects(source)
+
+
+def _iterate_parquet(path: pathlib.Path) -> Iterator[tuple[dict, str]]:
+    """Yields (object, location) of each row of a Parquet file. Raises OSError or ValueError."""
+    import pyarrow  # Here, because the imports take long.
+    from pyarrow import parquet
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}: expected a .parquet file")
+    number_of_rows = 0
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"{path}: two columns are named {twice[0]!r}: rename one of them")
+            for batch in file.iter_batches(_PARQUET_ROWS):
+                for values in batch.to_pylist():
+                    number_of_rows += 1
+                    location = f"{path}, row {number_of_rows}"
+                    yield _check_object(values, location), location
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not Parquet, or damaged: {error}") from None
+    if not number_of_rows:
+        raise ValueError(f"{path} holds no examples")
+
+
 def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[dict, str]]:
     """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns (object, location)."""
     if str(source).startswith("tfds:"):
@@ -298,13 +343,18 @@ def check_objects(examples: Iterable[Mapping]) -> list[tuple[dict, str]]:
         if not isinstance(values, Mapping):
             expected = "a path or a list of dicts; of a DataFrame, its to_dict('records')"
             raise TypeError(f"{location} is a {type(values).__name__}: expected {expected}")
-        try:
-            json.dumps(dict(values), ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            expected = "text, numbers, or None for a missing value"
-            raise ValueError(f"{location}: {error}: expected {expected}") from None
-        objects.append((dict(values), location))
+        objects.append((_check_object(dict(values), location), location))
     return objects
+
+
+def _check_object(values: dict, location: str) -> dict:
+    """Returns `values`. Raises ValueError if JSON cannot hold them."""
+    try:
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        expected = "text, numbers, or None for a missing value"
+        raise ValueError(f"{location}: {error}: expected {expected}") from None
+    return values
 
 
 def field(holder: object, name: str, expected: type | types.UnionType, location: str):

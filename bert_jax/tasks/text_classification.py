@@ -489,7 +489,7 @@ class TextPredictor:
         self._texts = tuple(filter(None, (options["text"], options["text_pair"])))
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-        paths = files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
+        paths = files_with_suffix(directory, tables.SUFFIXES)
         return [(path, f"{path.stem}.jsonl") for path in paths]
 
     def read(self, source: str | pathlib.Path | Iterable[Mapping]) -> Iterator[tables.Record]:

@@ -48,7 +48,7 @@ class VectorPredictor:
         self._trained, self._options = trained, options
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-        paths = files_with_suffix(directory, (".csv", ".tsv", ".tab", ".jsonl"))
+        paths = files_with_suffix(directory, tables.SUFFIXES)
         return [(path, f"{path.stem}.npy") for path in paths]
 
     def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
@@ -175,6 +175,7 @@ class SearchPredictor:
         self.notes: dict[str, int] = collections.Counter()
         self._trained, self._top_k = trained, options["top_k"]
         self._ranks: dict[str, list[float]] = collections.defaultdict(list)
+        self._last_id = ""
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
         paths = files_with_suffix(directory, (".jsonl",))
@@ -214,7 +215,9 @@ class SearchPredictor:
                 {"id": name, "score": score}
                 for name, score in zip(named, scores.tolist(), strict=True)
             ]
-            lines.append({"id": query.id, "query": query.text, "passages": passages})
+            if query.id != self._last_id:  # Of a list of positives, each is a query of this id.
+                lines.append({"id": query.id, "query": query.text, "passages": passages})
+            self._last_id = query.id
             if query.positive is None:
                 continue
             if query.positive not in index_of:

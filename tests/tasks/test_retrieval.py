@@ -209,6 +209,30 @@ def test_scores_of_random_files_equal_the_definitions(role, seed, tmp_path, toke
         assert not negatives & relevant[line["query"].strip().lower()]
 
 
+@pytest.mark.parametrize("role", retrieval.ROLES)
+def test_labels_are_grades_of_the_ranking(role, tmp_path, tokenizer):
+    labels = {"a king": 1, "the war": 3, "old road": 0}
+    dev = [{"query": "king", "passage": text, "label": label} for text, label in labels.items()]
+    (split,) = make_task(tmp_path, tokenizer, role, dev=dev).splits
+    score_of = {"a king": 2.0, "the war": 1.0, "old road": 2.0}
+    if role == "bi_encoder":
+        texts = [texts_of(tokenizer, each)[0] for each in split.features]
+        outputs = [np.array([[score_of.get(text, 1)]]) for text in texts]
+    else:
+        outputs = [np.array([score_of[texts_of(tokenizer, each)[1]]]) for each in split.features]
+    found = split.score(outputs)
+    # In the tie, the wrong passage comes first.
+    ideal = 3 + 1 / np.log2(3)
+    assert found["ndcg_at_10"] == pytest.approx((1 / np.log2(3) + 3 / np.log2(4)) / ideal)
+    assert found["map_at_10"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    split.write(outputs, tmp_path)
+    written = read_lines(tmp_path / "dev.jsonl")
+    assert [(each["positive"], each["positive_score"]) for each in written] == [
+        ("a king", 2),
+        ("the war", 1),
+    ]
+
+
 def test_reranker_does_not_rank_what_the_first_stage_missed(tmp_path, tokenizer):
     corpus = [f"{first} {second}" for first in WORDS[:5] for second in WORDS[5:10]]
     lines = [{"query": query, "positive": corpus[n]} for n, query in enumerate(WORDS[:7])]
@@ -450,12 +474,41 @@ BAD_LINES = {
         [LINES[0] | {"negatives": ["The  RIVER grew\r\nold"]}],
         r"line 1: the positive is also one of the negatives, except for what the tokenizer ignores",
     ),
-    "negative as text": ([LINES[0] | {"negative": "a king"}], "line 1: 'negative' is not read"),
-    "numbered negatives": ([*LINES, LINES[0] | {"negative_2": "a king"}], "line 4: 'negative_2'"),
-    "several positives": ([LINES[0] | {"positives": ["a", "b"]}], "'positives' is not read: write"),
-    "teacher scores": ([LINES[0] | {"pos_scores": [1.0]}], "'pos_scores' is not read"),
-    "score": ([LINES[0] | {"score": 0.5}], "'score' is not read"),
-    "label": ([LINES[0] | {"label": 0}], "'label' is not read"),
+    "negatives twice": ([LINES[0] | {"negative": "a king"}], "both 'negatives' and 'negative'"),
+    "other negatives": ([*LINES, LINES[0] | {"negative_texts": "a king"}], "line 4: 'negative_t"),
+    "no positives": ([{"query": "a", "positives": []}], "the list 'positives' is empty"),
+    "empty one of positives": ([{"query": "a", "pos": ["b", " "]}], "the pos is empty"),
+    "one score for three": ([LINES[0] | {"pos_scores": [1]}], "'scores' has 0 scores for 2 neg"),
+    "score that is no number": (
+        [LINES[0] | {"positive_score": "high", "scores": [1, 2]}],
+        "'positive_score' must be a finite number, found 'high'",
+    ),
+    "score that is null": (
+        [LINES[0] | {"positive_score": 1, "neg_scores": [1, None]}],
+        "'neg_scores' must be a finite number, found None",
+    ),
+    "score": ([LINES[0] | {"score": 0.5}], "it has both 'negatives' and 'score': a label is of"),
+    "relevance": ([LINES[0] | {"relevance": 2}], "'relevance' is not read"),
+    "label that is no number": (
+        [{"query": "a", "passage": "b", "label": "good"}],
+        "'label' must be a finite number, found 'good'",
+    ),
+    "some labels": (
+        [{"query": "a", "passage": "b", "label": 1}, {"query": "a", "passage": "c"}],
+        "line 2: no 'label': label all lines, or none",
+    ),
+    "query without a passage above 0": (
+        [{"query": "a", "passage": "b", "label": 1}, {"query": "c", "passage": "b", "label": 0}],
+        "line 2: the query 'c' has no passage with a label above 0",
+    ),
+    "passage with two labels": (
+        [{"query": "a", "passage": "b", "label": 1}, {"query": "a", "passage": "b", "label": 0}],
+        "line 1: the passage 'b' is also labeled as wrong",
+    ),
+    "id of two queries": (
+        [{"id": 1, "query": query, "passage": "b", "label": 1} for query in "ac"],
+        "line 2: id '1' is already used for another query in",
+    ),
     "rank from 0": ([LINES[0] | {"rank": 0}], "'rank' must be a whole number from 1, found 0"),
     "no positive": ([{"query": "a", "negatives": ["b"]}], "no 'positive': every example needs one"),
     "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "no 'positive': every"),
