@@ -100,7 +100,7 @@ class EmbeddingModules(NamedTuple):
     Attributes:
       encoder: the directory of the encoder.
       head: settings of an "embedding" head: pooling, normalize, and where present projections,
-        max_seq_length and prompt; None for an encoder alone.
+        max_seq_length, prompt and prompts; None for an encoder alone.
       tensors: of the projections, as `projection_N.weight` and `.bias`.
       lower_cases: whether texts are lower-cased before the tokenizer reads them.
     """
@@ -175,7 +175,7 @@ def _read_limit(path: pathlib.Path, name: str) -> int | None:
 
 
 def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
-    """Returns the "pooling" of the head and, if each text gets one, the "prompt"."""
+    """Returns the "pooling" of the head, its "prompts", and the "prompt" that each text gets."""
     values = _read_module(path)
     old_names = [name for key, name in _POOLING_KEYS.items() if values.get(key)]
     poolings = values.get("pooling_mode", old_names or "mean")
@@ -189,12 +189,19 @@ def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
         raise ValueError(f"{path}: pooling {unknown} is not supported, expected {expected}")
     _check_options(path, values, _POOLING_OPTIONS | dict.fromkeys(new))
     options = _read_options(model_path, _MODEL_OPTIONS)
-    prompt = (options.get("prompts") or {}).get(options.get("default_prompt_name"))
+    prompts, default_name = options.get("prompts") or {}, options.get("default_prompt_name")
+    prompt = prompts.get(default_name)
     if prompt and not values.get("include_prompt", True):
         fix = f"remove default_prompt_name from {model_path.name}"
         raise ValueError(f"{path}: include_prompt=False is not supported with a prompt: {fix}")
-    pooling = {"pooling": poolings[0] if len(poolings) == 1 else poolings}
-    return pooling | ({"prompt": prompt} if prompt else {})
+    head = {"pooling": poolings[0] if len(poolings) == 1 else poolings}
+    if prompt:
+        head["prompt"] = prompt
+    # Those that a caller may name: their tokens are pooled, too.
+    can_be_named = any(prompts.values()) and prompts.keys() != {default_name}
+    if can_be_named and values.get("include_prompt", True):
+        head["prompts"] = prompts
+    return head
 
 
 def _read_dense(path: pathlib.Path) -> dict:
@@ -258,8 +265,13 @@ def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
             },
         },
     }
+    prompts = dict(head.get("prompts", {}))
     if prompt := head.get("prompt"):
-        files[MODEL_FILENAME] |= {"prompts": {"default": prompt}, "default_prompt_name": "default"}
+        name = next((name for name, text in prompts.items() if text == prompt), "default")
+        prompts[name] = prompt
+        files[MODEL_FILENAME]["default_prompt_name"] = name
+    if prompts:
+        files[MODEL_FILENAME]["prompts"] = prompts
     size = len(poolings) * hidden_size
     for projection in head.get("projections", ()):
         modules.append(("Dense", f"{len(modules)}_Dense"))

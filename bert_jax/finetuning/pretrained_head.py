@@ -1,10 +1,12 @@
 """Selects the head and the parameters that a task takes from its initial weights."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from absl import logging
 
 from bert_jax.model.heads import find_head
+from bert_jax.tasks.prompts import NAMES, find_prompt
 
 
 def initial_params(
@@ -36,7 +38,7 @@ def initial_params(
     if not saved_head:
         return {"encoder": encoder}
     if saved_head["task"] == task_head["task"] and not new_head:
-        check_modules(saved_head)
+        check_modules(saved_head, task_head)
     if saved_head["task"] != task_head["task"] or new_head:
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
         logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)
@@ -51,9 +53,20 @@ def initial_params(
     }
 
 
-def check_modules(head: Mapping) -> None:
-    """Raises ValueError for modules of sentence-transformers that only `bert_jax.load` applies."""
-    names = [name for name in ("projections", "prompt") if head.get(name)]
+def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> None:
+    """Raises ValueError for modules of sentence-transformers that only `bert_jax.load` applies.
+
+    That is also the case for prompts that a task does not have.
+    """
+    names = ["projections"] if head.get("projections") else []
+    of_head, of_task = ([find_prompt(each, name) for name in NAMES] for each in (head, task_head))
+    if of_head != of_task:
+        query, passage = of_head
+        raise ValueError(
+            f"the weights have a head that was trained with prompts: set config.data.query_prompt="
+            f"{query!r} and config.data.passage_prompt={passage!r}, or config.new_head=True to use "
+            "the encoder alone"
+        )
     if not isinstance(head.get("pooling", ""), str):
         names.append("pooling")
     if names:

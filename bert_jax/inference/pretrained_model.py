@@ -57,6 +57,7 @@ from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
 from bert_jax.tasks import pseudo_likelihood, spans, tagging
 from bert_jax.tasks.multiple_choice import Ranked, rank_candidates
+from bert_jax.tasks.prompts import find_prompt
 from bert_jax.tasks.pseudo_likelihood import Score, describe_score, masked_copies
 from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.tagging import Tagging
@@ -289,6 +290,7 @@ class PretrainedModel:
         max_length: int | None = None,
         normalize: bool = False,
         global_positions: Sequence | None = None,
+        prompt_name: str | None = None,
     ) -> np.ndarray:
         """Computes a vector for each text or pair, float32 `[num_texts, size]`; `[size]` for one.
 
@@ -298,18 +300,26 @@ class PretrainedModel:
             sentence-transformers its own, with its dense layers, normalization and prompt.
           batch_size: packed rows of 64 tokens per forward pass; proportionally fewer longer ones.
           max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
-            `head["max_seq_length"]` (for queries, pass `head["max_query_length"]`).
+            `head["max_seq_length"]`, and if the prompt is "query" `head["max_query_length"]`.
           normalize: divides vectors by their length, so that dot products are cosines. Some models
             of sentence-transformers, and bi-encoders, do so anyway.
           global_positions: of a Longformer, the tokens of a text that are global: numbers of
             `tokens`, from 0, which is [CLS]; for several texts, a list of them for each. None:
             those of the model's head (`Head.global_tokens`); without a head, those of its
             `config.global_tokens`.
+          prompt_name: of a bi-encoder or a model of sentence-transformers, what the texts are:
+            "query", "document" (a passage), or another name of `head["prompts"]`, whose text
+            precedes each of them. None: passages; of a model of sentence-transformers, its default.
         """
         parts, chosen = as_texts_or_pairs(texts)
         is_bi_encoder = bool(self.head) and find_head(self.head).predicts == "vector"
+        if prompt_name is not None and (pooling is not None or not is_bi_encoder):
+            reason = "pooling is set" if is_bi_encoder else "this model has no head for embeddings"
+            raise ValueError(f"prompt_name={prompt_name!r}: {reason}, so there are no prompts")
         if max_length is None and is_bi_encoder:
             max_length = self.head.get("max_seq_length")
+            if prompt_name == "query":
+                max_length = self.head.get("max_query_length", max_length)
         max_length = choose_length(max_length, self.config.max_position_embeddings)
         if pooling not in (None, "pooler", *POOLINGS):
             raise ValueError(f"pooling must be one of {(*POOLINGS, 'pooler')}, got {pooling!r}")
@@ -318,7 +328,7 @@ class PretrainedModel:
         head = {"task": "embedding", "labels": (), "pooling": pooling or "mean", "normalize": False}
         if pooling is None and is_bi_encoder:
             head |= self.head
-            prompt = self.head.get("prompt", "")
+            prompt = find_prompt(self.head, prompt_name)
             parts = [(prompt + first, *second) for first, *second in parts]
         if normalize:
             head["normalize"] = True

@@ -158,7 +158,7 @@ def _read_lines(
     for number, (values, location) in enumerate(rows):
         for key, count in _find_unused(values, location).items():
             unused[key] = unused.get(key, 0) + count
-        label = _find(values, LABEL_NAMES)
+        label = find_name(values, LABEL_NAMES)
         has_label = values.get(label) is not None
         if is_judged is None:
             is_judged = has_label
@@ -169,7 +169,7 @@ def _read_lines(
         yield (_judgment if is_judged else _queries)(values, location, number, empty_texts)
 
 
-def _find(values: dict, names: Sequence[str]) -> str:
+def find_name(values: dict, names: Sequence[str]) -> str:
     """Returns the first of `names` that has a value, or that occurs, or the first."""
     known = (name for name in names if values.get(name) is not None)
     return next(known, next((name for name in names if name in values), names[0]))
@@ -183,11 +183,18 @@ def _negative_columns(values: dict) -> list[str]:
 def _find_unused(values: dict, location: str) -> dict[str, int]:
     """Returns 1 for each key that is not read. Raises ValueError."""
     roles = (QUERY_NAMES, PASSAGE_NAMES, POSITIVES_NAMES, NEGATIVES_NAMES, LABEL_NAMES)
-    used = {"id", "rank", "depth", *_negative_columns(values), *(_find(values, r) for r in roles)}
-    positive_score = _find(values, POSITIVE_SCORE_NAMES)
+    used = {
+        "id",
+        "rank",
+        "ranks",
+        "depth",
+        *_negative_columns(values),
+        *(find_name(values, r) for r in roles),
+    }
+    positive_score = find_name(values, POSITIVE_SCORE_NAMES)
     used.add(positive_score)
     # Predictions have the scores of the negatives; alone, they teach nothing.
-    scores = _find(values, NEGATIVE_SCORES_NAMES)
+    scores = find_name(values, NEGATIVE_SCORES_NAMES)
     if values.get(positive_score) is not None:
         used.add(scores)
     found = tables.find_unused_keys([(values, location)], used)
@@ -203,49 +210,60 @@ def _find_unused(values: dict, location: str) -> dict[str, int]:
 
 
 def _judgment(values: dict, location: str, number: int, empty_texts: bool) -> _Judgment:
-    text = text_field(values, _find(values, QUERY_NAMES), location, empty_texts)
-    passage = text_field(values, _find(values, PASSAGE_NAMES), location, empty_texts)
+    text = text_field(values, find_name(values, QUERY_NAMES), location, empty_texts)
+    passage = text_field(values, find_name(values, PASSAGE_NAMES), location, empty_texts)
     for names in (POSITIVES_NAMES, NEGATIVES_NAMES):
-        name = _find(values, names)
+        name = find_name(values, names)
         if values.get(name) is not None:
-            problem = f"it has both {name!r} and {_find(values, LABEL_NAMES)!r}"
+            problem = f"it has both {name!r} and {find_name(values, LABEL_NAMES)!r}"
             raise ValueError(f"{location}: {problem}: a label is of one passage")
-    label = read_number(values, _find(values, LABEL_NAMES), location)
+    label = read_number(values, find_name(values, LABEL_NAMES), location)
     return _Judgment(tables.id_field(values, location, number), text, passage, label, location)
 
 
 def _queries(values: dict, location: str, number: int, empty_texts: bool) -> list[Query]:
     """Returns a `Query` for each positive of a line; one if it has none."""
-    text = text_field(values, _find(values, QUERY_NAMES), location, empty_texts)
-    positives, name = [], _find(values, POSITIVES_NAMES)
+    text = text_field(values, find_name(values, QUERY_NAMES), location, empty_texts)
+    positives, name = [], find_name(values, POSITIVES_NAMES)
     if values.get(name) is not None:
         positives = [
             text_field({name: each}, name, location) for each in field(values, name, list, location)
         ]
         if not positives:
             raise ValueError(f"{location}: the list {name!r} is empty: the query needs a positive")
-    elif values.get(name := _find(values, PASSAGE_NAMES)) is not None:
+    elif values.get(name := find_name(values, PASSAGE_NAMES)) is not None:
         positives = [text_field(values, name, location)]
     negatives = _read_negatives(values, location, empty_texts)
     if both := next((text for text in positives if text in negatives), None):
         raise ValueError(f"{location}: the positive is also one of the negatives: {both!r}")
     scores = _read_scores(values, len(positives), len(negatives), location)
-    rank, depth = (_place(values, name, location) for name in ("rank", "depth"))
-    if rank is None:
-        rank = math.inf if "rank" in values else 0
+    if values.get("ranks") is not None:
+        ranks = [_rank(each, location) for each in field(values, "ranks", list, location)]
+    else:  # 0: no first stage is known.
+        rank = _rank(values["rank"], location) if "rank" in values else 0
+        ranks = [rank] * max(len(positives), 1)
+    if len(ranks) != max(len(positives), 1):
+        problem = f"'ranks' has {len(ranks)} ranks for {len(positives)} positives"
+        raise ValueError(f"{location}: {problem}: expected one for each")
     id_ = tables.id_field(values, location, number)
-    common = tuple(negatives), location, rank, depth
-    if not positives:
-        return [Query(id_, text, None, *common)]
+    common = {"location": location, "depth": _place(values, "depth", location)}
     return [
-        Query(id_, text, positive, *common, scores=own)
-        for positive, own in zip(positives, scores, strict=True)
+        Query(id_, text, positive, tuple(negatives), rank=rank, scores=own, **common)
+        for positive, rank, own in zip(
+            positives or [None], ranks, scores if positives else [None], strict=True
+        )
     ]
+
+
+def _rank(value: object, location: str) -> float:
+    """Returns the rank of a positive: infinity if it is null."""
+    rank = _place({"rank": value}, "rank", location)
+    return math.inf if rank is None else rank
 
 
 def _read_negatives(values: dict, location: str, empty_texts: bool) -> list[str]:
     """Returns the negatives of a line: a list, or the columns that have one."""
-    name = _find(values, NEGATIVES_NAMES)
+    name = find_name(values, NEGATIVES_NAMES)
     columns = [each for each in _negative_columns(values) if values[each] is not None]
     if values.get(name) is None and columns:
         return [text_field(values, column, location, empty_texts) for column in columns]
@@ -261,7 +279,7 @@ def _read_scores(
     values: dict, num_positives: int, num_negatives: int, location: str
 ) -> list[tuple[float, ...] | None]:
     """Returns, for each positive, a teacher's scores of it and of the negatives; None without."""
-    name, others = _find(values, POSITIVE_SCORE_NAMES), _find(values, NEGATIVE_SCORES_NAMES)
+    name, others = find_name(values, POSITIVE_SCORE_NAMES), find_name(values, NEGATIVE_SCORES_NAMES)
     if values.get(name) is None:
         return [None] * num_positives
     own = values[name] if isinstance(values[name], list) else [values[name]]
@@ -318,23 +336,34 @@ def read_passages(
 class TokenizedTexts:
     """The token ids of texts. To a model, texts with the same ids are the same text.
 
+    A `prompt` precedes each text. Raises ValueError if it leaves no room for any.
+
     Attributes:
       ids: text -> the ids that the model sees, the first ones of a long text.
       identity: text -> a value that only equal texts share: all of its ids, or its words if it has
         unknown tokens, which may hide a difference.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int):
+    def __init__(self, tokenizer: Tokenizer, max_length: int, prompt: str = ""):
         self.ids: dict[str, list[int]] = {}
         self.identity: dict[str, bytes | str] = {}
         self._tokenizer = tokenizer
         self._room = max_length - tokenizer.layout.num_special_tokens(1)
         self._truncated: set[str] = set()
+        self._prompt = prompt
+        size = len(tokenizer.encode(prompt)) if prompt else 0
+        if size >= self._room:
+            raise ValueError(
+                f"the prompt {prompt!r} has {size} tokens, which leaves no room for a text in "
+                f"{max_length}: shorten it, or raise max_seq_length or max_query_length"
+            )
 
     def add(self, texts: Iterable[str]) -> None:
         """Tokenizes the texts that are not known yet."""
-        ids_of = tokenize(self._tokenizer, (text for text in texts if text not in self.ids))
-        for text, ids in ids_of.items():
+        new = [text for text in texts if text not in self.ids]
+        ids_of = tokenize(self._tokenizer, (self._prompt + text for text in new))
+        for text in new:
+            ids = ids_of[self._prompt + text]
             is_known = self._tokenizer.unk_id not in ids
             self.identity[text] = _as_bytes(ids) if is_known else " ".join(text.split())
             self.ids[text] = ids[: self._room]

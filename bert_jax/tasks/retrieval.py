@@ -9,6 +9,7 @@ sees, in rankings all ids, because truncation must not make a wrong passage equa
 """
 
 import collections
+import csv
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -22,6 +23,8 @@ from bert_jax.model import heads
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.tasks import tables
+from bert_jax.tasks.prompts import prompt_settings
+from bert_jax.tasks.qrels import JudgedQuery, read_judged, training_queries
 from bert_jax.tasks.queries import (
     Query,
     TokenizedTexts,
@@ -31,7 +34,14 @@ from bert_jax.tasks.queries import (
     read_passages,
     read_queries,
 )
-from bert_jax.tasks.retrieval_scores import TOP, find_ranks, rank_scores
+from bert_jax.tasks.retrieval_scores import (
+    TOP,
+    bootstrap_intervals,
+    find_ranks,
+    query_scores,
+    rank_scores,
+    score_names,
+)
 from bert_jax.tasks.task import (
     Outputs,
     Split,
@@ -41,9 +51,11 @@ from bert_jax.tasks.task import (
     limit_examples,
     write_json_blocks,
 )
-from bert_jax.tasks.vectors import SearchPredictor, VectorPredictor
+from bert_jax.tasks.vectors import SearchPredictor, VectorPredictor, write_run
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
+MAX_RESULTS = 100
+"""Number of passages of a query in SPLIT.run."""
 ROLES = ("bi_encoder", "cross_encoder")
 
 
@@ -84,14 +96,21 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     _check_config(config)
     is_bi_encoder = data.role == "bi_encoder"
     notes: dict[str, int] = {}
-    lines = _read_splits(config, files, notes)
-    queries = TokenizedTexts(tokenizer, data.max_query_length)
-    passages = TokenizedTexts(tokenizer, config.max_seq_length)
+    judged = read_judged(config, files, notes) if data.queries else None
+    lines = {} if judged else _read_splits(config, files, notes)
+    queries = TokenizedTexts(tokenizer, data.max_query_length, data.query_prompt)
+    passages = TokenizedTexts(tokenizer, config.max_seq_length, data.passage_prompt)
     inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages)
     queries.add(line.text for each in lines.values() for line in each)
     # Predictions take as long as there are passages, so these are limited too.
-    collection = limit_examples(_read_collection(data, notes), config, "collection", notes)
+    collection = [] if judged else _read_collection(data, notes)
+    collection = limit_examples(collection, config, "collection", notes)
     passages.add(collection)
+    if judged and "train" in judged.splits:
+        train = training_queries(judged.splits.pop("train"), judged.corpus, passages, notes)
+        _check_num_negatives(train, data.num_negatives)
+        queries.add(line.text for line in train)
+        lines["train"] = train
 
     all_train = lines.pop("train", [])
     used = limit_examples(all_train, config, "train", notes)
@@ -109,20 +128,26 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         distinct = list(dict.fromkeys(queries.identity[line.text] for line in each))
         kept = set(limit_examples(distinct, config, name, notes))
         each = [line for line in each if queries.identity[line.text] in kept]
-        splits.append(make_split(name, each, inputs, collection, notes))
+        splits.append(make_split(name, each, inputs, collection, data.cutoffs, notes))
+        used = [*used, *each]
+    for name, each in (judged.splits if judged else {}).items():
+        each = limit_examples(each, config, name, notes)
+        queries.add(query.text for query in each)
+        splits.append(make_judged_split(name, each, judged.corpus, inputs, config, notes))
         used = [*used, *each]
     notes["queries truncated"] = queries.num_truncated(line.text for line in used)
     notes["passages truncated"] = passages.num_truncated(passages.ids)
     settings = {"max_query_length": data.max_query_length}
+    settings |= prompt_settings(data.query_prompt, data.passage_prompt)
     return Task(
         head=head,
         labels=labels,
         train=features,
         splits=tuple(splits),
-        metric=f"dev/mrr_at_{TOP}",
+        metric=f"dev/{data.metric}",
         notes=notes,
         head_settings=settings | (config.similarity.to_dict() if is_bi_encoder else {}),
-        files=files | ({"passages": data.passages} if data.passages else {}),
+        files=files | {name: data[name] for name in ("passages", "queries", "run") if data[name]},
     )
 
 
@@ -134,6 +159,21 @@ def _check_config(config: ConfigDict) -> None:
     if pooling not in POOLINGS:
         raise ValueError(f"config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
     is_bi_encoder = data.role == "bi_encoder"
+    for name in ("query_prompt", "passage_prompt"):
+        if data[name] and not is_bi_encoder:
+            raise ValueError(f"config.data.{name}={data[name]!r}: only a bi_encoder takes prompts")
+    if data.run and not data.queries:
+        raise ValueError(f"config.data.run={data.run} has ids: set config.data.queries, too")
+    cutoffs = data.cutoffs
+    if (
+        not cutoffs
+        or not all(type(k) is int and k > 0 for k in cutoffs)
+        or len({*cutoffs}) < len(cutoffs)
+    ):
+        expected = "different whole numbers from 1, such as (1, 10, 100)"
+        raise ValueError(f"config.data.cutoffs={cutoffs}: expected {expected}")
+    if data.metric not in (names := score_names(cutoffs)):
+        raise ValueError(f"config.data.metric={data.metric}: expected one of {', '.join(names)}")
     # The cross-encoder learns to choose among passages.
     min_negatives = 1 if data.train and not is_bi_encoder else 0
     # The cross-encoder needs room for a passage beside the query.
@@ -161,16 +201,20 @@ def _read_splits(
         ]
         is_labeled = lines[name][0].positive is not None
         tables.check_empty_texts(name, empty, is_labeled, bool(config.data.train), notes)
-    train = lines.get("train", [])
+    _check_num_negatives(lines.get("train", []), config.data.num_negatives)
+    return lines
+
+
+def _check_num_negatives(train: Sequence[Query], num_negatives: int | None) -> None:
+    """Raises ValueError for negatives if it is not set how many to train with."""
     with_negatives = [line for line in train if line.negatives]
-    if config.data.num_negatives is None and with_negatives:
+    if num_negatives is None and with_negatives:
         fewest = min(len(line.negatives) for line in train)
         raise ValueError(
             f"{with_negatives[0].location}: it has 'negatives', but config.data.num_negatives is "
             "not set: set it to 0 to train without them, or to the number to train with per line "
             f"(each has at least {fewest})"
         )
-    return lines
 
 
 def _read_collection(data: ConfigDict, notes: dict[str, int]) -> list[str]:
@@ -326,6 +370,7 @@ def make_split(
     lines: list[Query],
     inputs: Inputs,
     collection: list[str],
+    cutoffs: Sequence[int],
     notes: dict[str, int],
 ) -> Split:
     """Builds a split that ranks passages for each query.
@@ -370,22 +415,147 @@ def make_split(
             scores = np.split(values, np.cumsum([len(each.passages) for each in rankings])[:-1])
         return zip(rankings, scores, strict=True)
 
-    def score(outputs: Outputs) -> dict[str, float]:
+    def scores_by_query(outputs: Outputs) -> dict[str, np.ndarray]:
         ranks, ranks_of_all, grades = [], [], [each.grades for each in rankings]
         for ranking, scores in scores_of(outputs):
             ranks.append(ranking.ranks(scores))
             ranks_of_all.append(ranking.ranks(scores, all_are_found=True))
-        result, mrr = rank_scores(ranks, grades), f"mrr_at_{TOP}"
+        result, mrr = query_scores(ranks, grades, cutoffs), f"mrr_at_{TOP}"
         if not is_bi_encoder:
-            result[f"{mrr}_if_all_found"] = rank_scores(ranks_of_all)[mrr]
+            result[f"{mrr}_if_all_found"] = query_scores(ranks_of_all, cutoffs=(TOP,))[mrr]
         return result
+
+    def score(outputs: Outputs) -> dict[str, float]:
+        return {name: float(each.mean()) for name, each in scores_by_query(outputs).items()}
 
     def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         path = directory / f"{name}.jsonl"
         tables.write_json_lines(path, describe_rankings(lines, scores_of(outputs)))
+        if is_labeled:
+            ids = [lines[each.lines[0]].id for each in rankings]
+            write_scores(directory, name, ids, scores_by_query(outputs))
         return path
 
     return Split(name, features, score if is_labeled else None, write, counts=counts)
+
+
+def make_judged_split(
+    name: str,
+    queries: Sequence[JudgedQuery],
+    corpus: Mapping[str, str],
+    inputs: Inputs,
+    config: ConfigDict,
+    notes: dict[str, int],
+) -> Split:
+    """Builds a split that ranks the passages of a corpus, by id, for judged queries.
+
+    The bi-encoder ranks all of them, or of `max_eval_examples` queries as many, evenly spaced, and
+    those that are judged; the cross-encoder those that the first stage found. A passage that
+    answers the query and is not ranked counts as not found.
+    """
+    if inputs.is_bi_encoder:
+        judged = {id_ for query in queries for id_ in (*query.grades, *query.wrong)}
+        kept = {*limit_examples(list(corpus), config, "corpus", notes)} | judged
+        ranked = [[id_ for id_ in corpus if id_ in kept]] * len(queries)
+        groups = ranked[:1]
+        counts = {"queries": len(queries), "passages": len(ranked[0])}
+    else:
+        if config.data.run == "":
+            fix = "set config.data.run=FILE, the results of a first stage"
+            raise ValueError(f"{queries[0].location}: no passages to rank: {fix}")
+        groups = ranked = [query.listed for query in queries]
+        counts = {"queries": len(queries), "pairs": sum(map(len, ranked))}
+    inputs.passages.add(corpus[id_] for ids in groups for id_ in ids)
+    if inputs.is_bi_encoder:
+        texts = [query.text for query in queries]
+        sequences = inputs.singles(texts, (corpus[id_] for id_ in ranked[0]))
+    else:
+        sequences = [
+            pair
+            for query, ids in zip(queries, ranked, strict=True)
+            for pair in inputs.pairs(query.text, [corpus[id_] for id_ in ids])
+        ]
+    features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
+    # The place in `ranked` of each id; all queries of a bi-encoder share one.
+    places = [{id_: place for place, id_ in enumerate(ids)} for ids in groups]
+    places = places * len(queries) if inputs.is_bi_encoder else places
+
+    def scores_of(outputs: Outputs) -> Iterable[np.ndarray]:
+        if not inputs.is_bi_encoder:
+            values = np.concatenate([np.zeros(0), *outputs])
+            return np.split(values, np.cumsum([len(ids) for ids in ranked])[:-1])
+        vectors = np.concatenate(outputs)
+        return (vectors[len(queries) :] @ vectors[row] for row in range(len(queries)))
+
+    def ranks_of(query: JudgedQuery, place: Mapping[str, int], scores: np.ndarray) -> np.ndarray:
+        found = [id_ for id_ in query.grades if id_ in place]
+        grades = [query.grades[id_] for id_ in found]
+        ranks = find_ranks(scores, [place[id_] for id_ in found], grades=grades)
+        rank_of = dict(zip(found, ranks, strict=True))
+        return np.array([rank_of.get(id_, np.inf) for id_ in query.grades])
+
+    def scores_by_query(outputs: Outputs) -> dict[str, np.ndarray]:
+        rows = zip(queries, places, scores_of(outputs), strict=True)
+        grades = [list(query.grades.values()) for query in queries]
+        return query_scores([ranks_of(*row) for row in rows], grades, config.data.cutoffs)
+
+    def score(outputs: Outputs) -> dict[str, float]:
+        return {name: float(each.mean()) for name, each in scores_by_query(outputs).items()}
+
+    def describe(outputs: Outputs) -> Iterator[tuple[dict, dict]]:
+        """Yields of each query its line in the input format, and its results with ids."""
+        rows = zip(queries, places, ranked, scores_of(outputs), strict=True)
+        for query, place, ids, scores in rows:
+            order = np.argsort(-scores, kind="stable")
+            results = [{"id": ids[i], "score": float(scores[i])} for i in order[:MAX_RESULTS]]
+            wrong = [i for i in order if ids[i] not in query.grades][:TOP]
+            ranks = dict(zip(query.grades, ranks_of(query, place, scores), strict=True))
+            known = [id_ for id_ in query.grades if id_ in corpus]
+            line = {
+                "id": query.id,
+                "query": query.text,
+                "positives": [corpus[id_] for id_ in known],
+                "positive_ids": known,
+                "ranks": [int(ranks[id_]) if ranks[id_] < np.inf else None for id_ in known],
+                "depth": TOP,
+                "negatives": [corpus[ids[i]] for i in wrong],
+                "negative_ids": [ids[i] for i in wrong],
+                "scores": scores[wrong].tolist(),
+            }
+            if all(id_ in place for id_ in known):
+                line["positive_scores"] = [float(scores[place[id_]]) for id_ in known]
+            yield line, {"id": query.id, "passages": results}
+
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
+        path = directory / f"{name}.jsonl"
+        described = list(describe(outputs))
+        tables.write_json_lines(path, (line for line, _ in described))
+        write_run(directory / f"{name}.run", [[results for _, results in described]])
+        ids = [query.id for query in queries]
+        write_scores(directory, name, ids, scores_by_query(outputs))
+        return path
+
+    return Split(name, features, score, write, counts=counts)
+
+
+def write_scores(
+    directory: pathlib.Path, name: str, ids: Sequence[str], values: Mapping[str, np.ndarray]
+) -> None:
+    """Writes the scores of a split: SPLIT_scores.tsv with intervals, SPLIT_queries.tsv of each id.
+
+    The intervals of the means have a level of 95 % (`bootstrap_intervals`).
+    """
+    intervals = bootstrap_intervals(values)
+    with open(directory / f"{name}_scores.tsv", "w", encoding="utf-8") as stream:
+        stream.write("score\tmean\tlow\thigh\n")
+        for score, each in values.items():
+            numbers = (float(each.mean()), *intervals[score])
+            stream.write("\t".join([score, *(f"{number:.4f}" for number in numbers)]) + "\n")
+    with open(directory / f"{name}_queries.tsv", "w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
+        writer.writerow(["id", *values])
+        columns = (each.round(6).tolist() for each in values.values())
+        writer.writerows(zip(ids, *columns, strict=True))
 
 
 def describe_rankings(

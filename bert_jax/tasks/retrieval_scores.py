@@ -96,6 +96,11 @@ def query_scores(
     return result
 
 
+def score_names(cutoffs: Sequence[int] = CUTOFFS) -> list[str]:
+    """Returns the names of `query_scores`."""
+    return list(query_scores([np.ones(1)], cutoffs=cutoffs))
+
+
 def rank_scores(
     ranks: Sequence[np.ndarray],
     grades: Sequence[np.ndarray] | None = None,

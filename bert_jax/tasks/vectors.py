@@ -17,6 +17,7 @@ import numpy as np
 
 from bert_jax.data.features import ModelInput
 from bert_jax.tasks import tables
+from bert_jax.tasks.prompts import find_prompt
 from bert_jax.tasks.queries import Query, iterate_queries
 from bert_jax.tasks.retrieval_scores import TOP, rank_scores
 from bert_jax.tasks.search import search
@@ -29,10 +30,10 @@ IDS_SUFFIX = ".ids.jsonl"
 
 
 def embedding_features(
-    texts: Sequence[str], trained: TrainedHead, max_length: int
+    texts: Sequence[str], trained: TrainedHead, max_length: int, prompt_name: str
 ) -> tuple[list[ModelInput], int]:
     """Returns a feature for each text, as `encode` builds it, and how many were truncated."""
-    prompt = trained.settings.get("prompt", "")
+    prompt = find_prompt(trained.settings, prompt_name)
     pairs = [(prompt + text,) for text in texts]
     return text_features(pairs, [None] * len(pairs), trained.tokenizer, max_length)
 
@@ -66,7 +67,7 @@ class VectorPredictor:
         texts = [record.columns[self._options["text"]] for record in examples]
         self.notes["passages that are empty"] += sum(not text.strip() for text in texts)
         length = self._trained.max_seq_length
-        features, truncated = embedding_features(texts, self._trained, length)
+        features, truncated = embedding_features(texts, self._trained, length, "document")
         self.notes[f"passages truncated to {length} tokens"] += truncated
         return features
 
@@ -191,7 +192,7 @@ class SearchPredictor:
         length = self._trained.settings.get("max_query_length", self._trained.max_seq_length)
         texts = [query.text for query in examples]
         self.notes["queries that are empty"] += sum(not text.strip() for text in texts)
-        features, truncated = embedding_features(texts, self._trained, length)
+        features, truncated = embedding_features(texts, self._trained, length, "query")
         self.notes[f"queries truncated to {length} tokens"] += truncated
         return features
 

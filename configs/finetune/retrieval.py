@@ -22,9 +22,9 @@ Each line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, t
 first, and optionally an `id`. Lines with equal queries are one query with several positives.
 Without `positive` in `dev` or `test` the passages are ranked but not scored. `predictions` has the
 same format, so that the cross-encoder can train on or rerank the results of the bi-encoder; see
-docs/finetuning.md#retrieval. Afterwards `bert_jax.load(DIR).encode(...)` returns the bi-encoder's
-vectors, for queries with `max_length=64` (data.max_query_length), and `.rank(query, passages)`
-returns the cross-encoder's ranking.
+docs/search.md for other forms, and docs/finetuning.md#retrieval. Afterwards
+`bert_jax.load(DIR).encode(...)` returns the bi-encoder's vectors, for queries with
+`prompt_name="query"`, and `.rank(query, passages)` returns the cross-encoder's ranking.
 """
 
 from ml_collections import ConfigDict
@@ -33,8 +33,18 @@ from bert_jax.configs.finetune import fields
 from bert_jax.runtime.config_fields import POSITIVE, Field
 
 DATA_PATHS = {
+    "data.queries": Field(
+        "",
+        "Queries with ids: train, dev and test are then qrels, and data.passages is their corpus, "
+        "as in BEIR.",
+    ),
+    "data.run": Field(
+        "",
+        "With data.queries, a run of TREC: the cross-encoder ranks its passages, and those that "
+        "are not judged are negatives in training.",
+    ),
     "data.train": Field("", "Queries to train on."),
-    "data.dev": Field("", "Its MRR@10 selects the best checkpoint."),
+    "data.dev": Field("", "Its MRR@10, or data.metric, selects the best checkpoint."),
     "data.test": Field("", "Only ranked by the best checkpoint, and scored if it has positives."),
     "data.passages": Field(
         "",
@@ -51,6 +61,10 @@ DATA = {
         "Tokens, at most max_seq_length, of the cross-encoder half of it; longer queries are "
         "truncated.",
     ),
+    "data.cutoffs": Field((1, 10, 100), "Numbers of passages at which rankings are scored."),
+    "data.metric": Field("mrr_at_10", "Score of dev that selects the best checkpoint."),
+    "data.query_prompt": Field("", 'Bi-encoder: precedes every query, such as "query: ".'),
+    "data.passage_prompt": Field("", 'Bi-encoder: precedes every passage, such as "passage: ".'),
     "data.num_negatives": Field(
         None,
         "Trains with the first N negatives of a line; the cross-encoder needs one or more. For "

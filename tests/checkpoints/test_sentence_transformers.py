@@ -118,6 +118,14 @@ def test_default_prompt_precedes_every_text(tmp_path):
     np.testing.assert_array_equal(
         model.encode(["river", "a"]), plain.encode(["the old river", "the old a"])
     )
+    # "passage" is the name that this model has for the prompt of documents.
+    documents = model.encode(["river"], prompt_name="document")
+    np.testing.assert_array_equal(documents, plain.encode(["river"]))
+    np.testing.assert_array_equal(documents, model.encode(["river"], prompt_name="passage"))
+    with pytest.raises(ValueError, match="there is no prompt 'title': expected query, document, p"):
+        model.encode(["river"], prompt_name="title")
+    with pytest.raises(ValueError, match="prompt_name='query': pooling is set"):
+        model.encode(["river"], pooling="mean", prompt_name="query")
 
 
 def test_encoder_in_a_separate_folder_is_read(tmp_path):
@@ -137,7 +145,7 @@ def test_encoder_in_a_separate_folder_is_read(tmp_path):
 
 def test_modules_survive_conversion_to_native_and_back(tmp_path):
     modules = [pooling("cls", "mean"), dense(2 * SIZE, 6), dense(6, 4, IDENTITY), NORMALIZE]
-    prompt = {"prompts": {"p": "the "}, "default_prompt_name": "p"}
+    prompt = {"prompts": {"p": "the ", "query": "a "}, "default_prompt_name": "p"}
     source = write_model(tmp_path / "m", modules, config_sentence_transformers=prompt)
     model = read_model(source)
     write_checkpoint(tmp_path / "native", model.params, model.settings, model.tokenizer)
@@ -145,6 +153,7 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
     save_huggingface(tmp_path / "back", native.params, native.settings, native.tokenizer)
     expected = bert_jax.load(source).encode(TEXTS)
     for directory in (tmp_path / "native", tmp_path / "back"):
+        assert read_model(directory).settings["head"]["prompts"] == prompt["prompts"]
         assert_trees_equal(read_model(directory).params, model.params)
         np.testing.assert_array_equal(bert_jax.load(directory).encode(TEXTS), expected)
     assert [type_ for type_ in read_modules(tmp_path / "back").head["projections"]] == (

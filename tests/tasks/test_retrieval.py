@@ -13,6 +13,7 @@ from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.finetuning.finetune_fields import check_numbers
 from bert_jax.model import heads
 from bert_jax.tasks import retrieval
+from bert_jax.tasks.prompts import find_prompt
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.squad_to_retrieval import convert
 from tests.helpers.corpora import WORDS, write_vocabulary
@@ -58,6 +59,30 @@ def test_bi_encoder_takes_query_positive_and_negatives_as_sequences(tmp_path, to
     # Equal texts have equal numbers, so that the loss can mask copies.
     labels = np.array([feature.label for feature in task.train])
     assert labels[0, 0] == labels[2, 0] and len(np.unique(labels)) == 5
+
+
+def test_prompts_precede_the_texts_and_are_stored_with_the_head(tmp_path, tokenizer):
+    fields = {"data__query_prompt": "the king ", "data__passage_prompt": "a "}
+    task = make_task(tmp_path, tokenizer, **fields)
+    found = [decode(tokenizer, tokens) for tokens in task.train[0].sequences]
+    assert found == [
+        "[CLS] the king old river [SEP]",
+        "[CLS] a the river grew old [SEP]",
+        "[CLS] a a king [SEP]",
+    ]
+    texts = [texts_of(tokenizer, each)[0] for each in task.splits[0].features]
+    assert all(text.startswith("the king ") for text in texts[:3])
+    assert all(text.startswith("a ") for text in texts[3:])
+    assert find_prompt(task.head_settings, "query") == "the king "
+    assert find_prompt(task.head_settings) == find_prompt(task.head_settings, "document") == "a "
+    only = make_task(tmp_path, tokenizer, data__passage_prompt="a ").head_settings
+    assert find_prompt(only, "query") == ""
+    with pytest.raises(ValueError, match="there is no prompt 'title'"):
+        find_prompt(only, "title")
+    with pytest.raises(ValueError, match="query_prompt='the king ': only a bi_encoder"):
+        make_task(tmp_path, tokenizer, "cross_encoder", data__query_prompt="the king ")
+    with pytest.raises(ValueError, match="which leaves no room for a text in 16"):
+        make_task(tmp_path, tokenizer, data__query_prompt="king " * 14)
 
 
 def test_cross_encoder_takes_pairs_of_which_the_first_is_correct(tmp_path, tokenizer):

@@ -1,0 +1,238 @@
+"""Reads judged passages by id: corpus, queries and qrels of BEIR and TREC, and runs to rerank.
+
+BEIR (Thakur et al., 2021): `corpus.jsonl` with `_id`, `title` and `text`, `queries.jsonl` with
+`_id` and `text`, and `qrels/SPLIT.tsv` with `query-id`, `corpus-id` and `score`. The judgments and
+the ranked results (runs) of TREC are text without a header; see trec_eval's README.
+"""
+
+import collections
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from bert_jax.tasks import tables
+from bert_jax.tasks.queries import Query, TokenizedTexts
+
+ID_NAMES = ("_id", "id")
+_QRELS_COLUMNS = ("query-id", "corpus-id", "score")
+
+
+class JudgedQuery(NamedTuple):
+    """A query with the ids of the passages that are judged for it.
+
+    Attributes:
+      grades: id -> grade, above 0, of each passage that answers the query; some may be in no
+        corpus, and are then never found.
+      wrong: ids of the passages that are judged not to answer it.
+      listed: ids of the passages that a first stage found, best first; None: none is given.
+    """
+
+    id: str
+    text: str
+    grades: Mapping[str, float]
+    wrong: Sequence[str]
+    listed: Sequence[str] | None
+    location: str
+
+
+class Judged(NamedTuple):
+    """Passages by id, title included, and the judged queries of each split."""
+
+    corpus: dict[str, str]
+    splits: dict[str, list[JudgedQuery]]
+
+
+def read_judged(config: ConfigDict, files: Mapping[str, str], notes: dict[str, int]) -> Judged:
+    """Reads `data.passages`, `data.queries`, `data.run` and the qrels of each split.
+
+    Counts in `notes` the ids that no file has, and the queries without a passage that answers them,
+    which are left out. Raises ValueError for bad input.
+    """
+    data = config.data
+    if not data.passages:
+        problem = "the files of train, dev and test have ids of passages: expected their texts"
+        raise ValueError(
+            f"config.data.queries={data.queries}, without config.data.passages: {problem}"
+        )
+    corpus = read_corpus(data.passages, notes)
+    texts = read_query_texts(data.queries, notes)
+    run = read_run(data.run) if data.run else {}
+    splits = {}
+    for name, path in files.items():
+        qrels = read_qrels(path)
+        notes[f"{name} queries of the qrels that {data.queries} does not have"] = len(
+            qrels.keys() - texts.keys()
+        )
+        judged = {id_ for query in qrels.values() for id_ in query}
+        notes[f"{name} passages of the qrels that {data.passages} does not have"] = len(
+            judged - corpus.keys()
+        )
+        queries, num_left_out, num_without_run = [], 0, 0
+        for id_, all_grades in qrels.items():
+            if id_ not in texts:
+                continue
+            grades = {passage: grade for passage, grade in all_grades.items() if grade > 0}
+            if not grades or (name == "train" and not grades.keys() & corpus.keys()):
+                num_left_out += 1
+                continue
+            listed = [each for each in run.get(id_, ()) if each in corpus] if run else None
+            num_without_run += listed == []
+            wrong = [each for each in all_grades if each not in grades and each in corpus]
+            location = f"{path}, query {id_!r}"
+            queries.append(JudgedQuery(id_, texts[id_], grades, wrong, listed, location))
+        notes[f"{name} queries without a passage that answers them, left out"] = num_left_out
+        if run:
+            notes[f"{name} queries without results in {data.run}"] = num_without_run
+        if not queries:
+            expected = f"expected ids of {data.queries} and {data.passages}"
+            raise ValueError(f"{path} judges no passage as relevant for a known query: {expected}")
+        splits[name] = queries
+    if run:
+        missing = {each for passages in run.values() for each in passages} - corpus.keys()
+        notes[f"passages of the run that {data.passages} does not have"] = len(missing)
+    return Judged(corpus, splits)
+
+
+def read_corpus(path: str | pathlib.Path, notes: dict[str, int]) -> dict[str, str]:
+    """Reads a corpus: id -> text, after its title and a space if it has one, as BEIR does."""
+    texts = {}
+    for id_, values, location in _iterate_with_ids(path):
+        title = tables.text_field({"title": ""} | values, "title", location, may_be_empty=True)
+        text = tables.text_field(values, "text", location, may_be_empty=True)
+        texts[id_] = f"{title} {text}".strip()
+    notes["passages that are empty"] = sum(not text for text in texts.values())
+    return texts
+
+
+def read_query_texts(path: str | pathlib.Path, notes: dict[str, int]) -> dict[str, str]:
+    """Reads queries: id -> text, in the column `text` or `query`."""
+    texts = {}
+    for id_, values, location in _iterate_with_ids(path):
+        name = "text" if "text" in values else "query"
+        texts[id_] = tables.text_field(values, name, location, may_be_empty=True)
+    notes["queries that are empty"] = sum(not text.strip() for text in texts.values())
+    return texts
+
+
+def _iterate_with_ids(path: str | pathlib.Path) -> Iterator[tuple[str, dict, str]]:
+    """Yields (id, values, location) of each row of a table. Raises ValueError for an id twice."""
+    locations: dict[str, str] = {}
+    for values, location in tables.iterate_rows(path):
+        name = next((name for name in ID_NAMES if values.get(name) is not None), None)
+        if name is None:
+            names = " or ".join(map(repr, ID_NAMES))
+            found = ", ".join(values) or "none"
+            raise ValueError(f"{location}: no {names}, which qrels refer to; found {found}")
+        id_ = tables.id_field({"id": values[name]}, location, 0)
+        if id_.split() != [id_]:
+            problem = "is empty or has white space, which separates the columns of qrels and runs"
+            raise ValueError(f"{location}: the id {id_!r} {problem}: change it")
+        if (first := locations.setdefault(id_, location)) != location:
+            raise ValueError(f"{location}: id {id_!r} is already used in {first}")
+        yield id_, values, location
+
+
+def read_qrels(path: str | pathlib.Path) -> dict[str, dict[str, float]]:
+    """Reads judgments: query id -> passage id -> grade.
+
+    From a table with the columns `query-id`, `corpus-id` and `score`, as BEIR has them (also from
+    JSONL and Parquet), or from lines of `query iteration passage grade` of TREC. Raises ValueError
+    for a grade that is not a number, or for two grades of one passage.
+    """
+    qrels: dict[str, dict[str, float]] = {}
+    for query, passage, grade, location in _iterate_judgments(path):
+        try:
+            number = math.nan if isinstance(grade, bool) else float(grade)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{location}: the grade must be a finite number, found {grade!r:.60}")
+        own = qrels.setdefault(str(query), {})
+        if own.setdefault(str(passage), number) != number:
+            problem = (
+                f"the passage {passage!r} of query {query!r} has another grade in a line before"
+            )
+            raise ValueError(f"{location}: {problem}")
+    if not qrels:
+        raise ValueError(f"{path} holds no judgments")
+    return qrels
+
+
+def _iterate_judgments(path: str | pathlib.Path) -> Iterator[tuple[object, object, object, str]]:
+    """Yields (query, passage, grade, location) of each judgment."""
+    if pathlib.Path(path).suffix in (".jsonl", ".parquet"):
+        for values, location in tables.iterate_rows(path):
+            for name in _QRELS_COLUMNS:
+                tables.field(values, name, str | int | float, location)
+            yield *(values[name] for name in _QRELS_COLUMNS), location
+        return
+    expected = f"the columns {', '.join(_QRELS_COLUMNS)}, or TREC's query, 0, passage, grade"
+    for number, line in enumerate(tables.iterate_lines(pathlib.Path(path), "qrels"), start=1):
+        location, values = f"{path}, line {number}", line.split()
+        if not values or (number == 1 and tuple(values) == _QRELS_COLUMNS):
+            continue
+        if len(values) == 4:
+            del values[1]
+        if len(values) != 3:
+            raise ValueError(f"{location}: found {len(values)} columns: expected {expected}")
+        yield *values, location
+
+
+def read_run(path: str | pathlib.Path) -> dict[str, list[str]]:
+    """Reads a run of TREC: query id -> ids of the passages that were found, best first.
+
+    As in trec_eval, their order is that of the scores; of equal ones, that of the file. Raises
+    ValueError for a bad line, or for a passage twice.
+    """
+    found: dict[str, dict[str, float]] = collections.defaultdict(dict)
+    expected = "query, Q0, passage, rank, score, name of the run"
+    for number, line in enumerate(tables.iterate_lines(pathlib.Path(path), "a run"), start=1):
+        location, values = f"{path}, line {number}", line.split()
+        if not values:
+            continue
+        if len(values) != 6:
+            raise ValueError(f"{location}: found {len(values)} columns: expected {expected}")
+        query, _, passage, _, score, _ = values
+        try:
+            value = float(score)
+        except ValueError:
+            value = math.nan
+        if math.isnan(value):
+            raise ValueError(f"{location}: the score must be a number, found {score!r:.60}")
+        if passage in found[query]:
+            raise ValueError(f"{location}: passage {passage!r} of query {query!r} occurs twice")
+        found[query][passage] = value
+    if not found:
+        raise ValueError(f"{path} holds no results")
+    return {query: sorted(own, key=own.get, reverse=True) for query, own in found.items()}
+
+
+def training_queries(
+    judged: Sequence[JudgedQuery],
+    corpus: Mapping[str, str],
+    passages: TokenizedTexts,
+    notes: dict[str, int],
+) -> list[Query]:
+    """Returns a `Query` for each passage that answers a query.
+
+    Its negatives are the passages that are judged as wrong, then those of the first stage that are
+    not judged. Negatives that are copies of a positive are left out, and counted in `notes`.
+    """
+    queries, num_copies = [], 0
+    for query in judged:
+        positives = {id_: corpus[id_] for id_ in query.grades if id_ in corpus}
+        others = (id_ for id_ in query.listed or () if id_ not in query.grades)
+        negatives = [corpus[id_] for id_ in dict.fromkeys([*query.wrong, *others])]
+        passages.add([*positives.values(), *negatives])
+        right = {passages.identity[text] for text in positives.values()}
+        kept = tuple(text for text in negatives if passages.identity[text] not in right)
+        num_copies += len(negatives) - len(kept)
+        queries += [
+            Query(query.id, query.text, text, kept, query.location, grade=query.grades[id_])
+            for id_, text in positives.items()
+        ]
+    notes["train negatives left out because they are copies of a positive"] = num_copies
+    return queries
