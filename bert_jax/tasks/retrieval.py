@@ -51,9 +51,12 @@ from bert_jax.tasks.task import (
     limit_examples,
     write_json_blocks,
 )
+from bert_jax.tasks.text_pairs import PAIR_METRICS, TextPair, make_pair_split, read_pairs
 from bert_jax.tasks.vectors import SearchPredictor, VectorPredictor, write_run
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
+DEFAULT_METRICS = {"ranking": f"mrr_at_{TOP}", "similarity": "spearman"}
+"""What dev and test are scored by, and the score that selects the best checkpoint."""
 MAX_RESULTS = 100
 """Number of passages of a query in SPLIT.run."""
 ROLES = ("bi_encoder", "cross_encoder")
@@ -97,7 +100,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     is_bi_encoder = data.role == "bi_encoder"
     notes: dict[str, int] = {}
     judged = read_judged(config, files, notes) if data.queries else None
-    lines = {} if judged else _read_splits(config, files, notes)
+    scores_pairs = data.evaluation == "similarity"
+    ranked = {name: path for name, path in files.items() if name == "train" or not scores_pairs}
+    lines = {} if judged else _read_splits(config, ranked, notes)
     queries = TokenizedTexts(tokenizer, data.max_query_length, data.query_prompt)
     passages = TokenizedTexts(tokenizer, config.max_seq_length, data.passage_prompt)
     inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages)
@@ -135,6 +140,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         queries.add(query.text for query in each)
         splits.append(make_judged_split(name, each, judged.corpus, inputs, config, notes))
         used = [*used, *each]
+    for name in files.keys() - ranked.keys():
+        pairs = limit_examples(_read_pairs(config, name, files[name], notes), config, name, notes)
+        queries.add(pair.first for pair in pairs)
+        passages.add(pair.second for pair in pairs)
+        splits.append(make_pair_split(name, pairs, inputs))
     notes["queries truncated"] = queries.num_truncated(line.text for line in used)
     notes["passages truncated"] = passages.num_truncated(passages.ids)
     settings = {"max_query_length": data.max_query_length}
@@ -144,7 +154,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         labels=labels,
         train=features,
         splits=tuple(splits),
-        metric=f"dev/{data.metric}",
+        metric=f"dev/{data.metric or DEFAULT_METRICS[data.evaluation]}",
         notes=notes,
         head_settings=settings | (config.similarity.to_dict() if is_bi_encoder else {}),
         files=files | {name: data[name] for name in ("passages", "queries", "run") if data[name]},
@@ -172,7 +182,14 @@ def _check_config(config: ConfigDict) -> None:
     ):
         expected = "different whole numbers from 1, such as (1, 10, 100)"
         raise ValueError(f"config.data.cutoffs={cutoffs}: expected {expected}")
-    if data.metric not in (names := score_names(cutoffs)):
+    if data.evaluation not in DEFAULT_METRICS:
+        expected = " or ".join(DEFAULT_METRICS)
+        raise ValueError(f"config.data.evaluation={data.evaluation}: expected {expected}")
+    is_ranking = data.evaluation == "ranking"
+    if data.queries and not is_ranking:
+        raise ValueError("config.data.evaluation=similarity: with data.queries, set it to ranking")
+    names = score_names(cutoffs) if is_ranking else PAIR_METRICS
+    if (data.metric or DEFAULT_METRICS[data.evaluation]) not in names:
         raise ValueError(f"config.data.metric={data.metric}: expected one of {', '.join(names)}")
     # The cross-encoder learns to choose among passages.
     min_negatives = 1 if data.train and not is_bi_encoder else 0
@@ -203,6 +220,23 @@ def _read_splits(
         tables.check_empty_texts(name, empty, is_labeled, bool(config.data.train), notes)
     _check_num_negatives(lines.get("train", []), config.data.num_negatives)
     return lines
+
+
+def _read_pairs(config: ConfigDict, name: str, path: str, notes: dict[str, int]) -> list[TextPair]:
+    """Returns the text pairs of a split; counts what is unusual in `notes`."""
+    unused: dict[str, int] = {}
+    pairs = read_pairs(path, False, True, unused)
+    for key, count in unused.items():
+        notes[f"{name} lines with {key!r}, which is not used"] = count
+    empty = [
+        (pair.location, name_of_text)
+        for pair in pairs
+        for name_of_text, text in (("the first text", pair.first), ("the second text", pair.second))
+        if not text.strip()
+    ]
+    is_labeled = pairs[0].label is not None
+    tables.check_empty_texts(name, empty, is_labeled, bool(config.data.train), notes)
+    return pairs
 
 
 def _check_num_negatives(train: Sequence[Query], num_negatives: int | None) -> None:

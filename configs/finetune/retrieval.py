@@ -62,7 +62,15 @@ DATA = {
         "truncated.",
     ),
     "data.cutoffs": Field((1, 10, 100), "Numbers of passages at which rankings are scored."),
-    "data.metric": Field("mrr_at_10", "Score of dev that selects the best checkpoint."),
+    "data.evaluation": Field(
+        "ranking",
+        "What dev and test have: ranking: queries and passages; similarity: pairs of texts with a "
+        "label, a number.",
+    ),
+    "data.metric": Field(
+        "",
+        "Score of dev that selects the best checkpoint. Default: mrr_at_10, of pairs spearman.",
+    ),
     "data.query_prompt": Field("", 'Bi-encoder: precedes every query, such as "query: ".'),
     "data.passage_prompt": Field("", 'Bi-encoder: precedes every passage, such as "passage: ".'),
     "data.num_negatives": Field(

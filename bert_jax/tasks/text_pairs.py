@@ -1,0 +1,104 @@
+"""Pairs of texts with a number: how similar they are (STS), or 1 and 0 (paraphrases or not)."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.features import ModelInput
+from bert_jax.tasks import tables
+from bert_jax.tasks.labels import check_labeled
+from bert_jax.tasks.queries import (
+    LABEL_NAMES,
+    PASSAGE_NAMES,
+    QUERY_NAMES,
+    find_name,
+    read_number,
+)
+from bert_jax.tasks.similarity_scores import correlation_scores, pair_scores
+from bert_jax.tasks.task import Outputs, Split
+
+PAIR_METRICS = ("spearman", "pearson", "average_precision", "accuracy", "f1")
+"""Scores that may select a checkpoint; the last three only if all labels are 0 and 1."""
+
+
+class TextPair(NamedTuple):
+    """Two texts, and their label; None if unknown."""
+
+    id: str
+    first: str
+    second: str
+    label: float | None
+    location: str
+
+
+def read_pairs(
+    path: str | pathlib.Path,
+    is_training: bool = False,
+    empty_texts: bool = False,
+    unused: dict[str, int] | None = None,
+) -> list[TextPair]:
+    """Reads text pairs from a table; all must have a label, or (unless `is_training`) none.
+
+    The texts are in the columns of a query and of a passage, such as `sentence1` and `sentence2`,
+    the label in `label` or `score`. `unused` receives, for each other key, the number of lines that
+    have it. Raises ValueError for a bad line.
+    """
+    pairs = []
+    for number, (values, location) in enumerate(tables.iterate_rows(path)):
+        names = [find_name(values, each) for each in (QUERY_NAMES, PASSAGE_NAMES, LABEL_NAMES)]
+        for key in tables.find_unused_keys([(values, location)], names):
+            if unused is not None:
+                unused[key] = unused.get(key, 0) + 1
+        texts = [tables.text_field(values, name, location, empty_texts) for name in names[:2]]
+        label = values.get(names[2])
+        if label is not None:
+            label = read_number(values, names[2], location)
+        id_ = tables.id_field(values, location, number)
+        pairs.append(TextPair(id_, *texts, label, location))
+    check_labeled(pairs, [pair.label for pair in pairs], "label", is_training)
+    return tables.check_unique(pairs)
+
+
+def make_pair_split(name: str, pairs: Sequence[TextPair], inputs) -> Split:
+    """Builds a split that scores the cosines of a bi-encoder, or a cross-encoder's scores.
+
+    `inputs` are the `retrieval.Inputs` that have the first texts as queries, the second as
+    passages.
+    """
+    if inputs.is_bi_encoder:
+        sequences = inputs.singles((pair.first for pair in pairs), (pair.second for pair in pairs))
+    else:
+        sequences = [each for pair in pairs for each in inputs.pairs(pair.first, [pair.second])]
+    features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
+
+    def similarities(outputs: Outputs) -> np.ndarray:
+        values = np.concatenate(outputs).astype(np.float64)
+        if not inputs.is_bi_encoder:
+            return values
+        vectors = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+        return np.sum(vectors[: len(pairs)] * vectors[len(pairs) :], axis=1)
+
+    def score(outputs: Outputs) -> dict[str, float]:
+        found, labels = similarities(outputs), np.array([pair.label for pair in pairs])
+        result = correlation_scores(found, labels)
+        if set(labels) == {0, 1}:
+            result |= pair_scores(found, labels == 1)
+        return result
+
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
+        path = directory / f"{name}.jsonl"
+        rows = zip(pairs, similarities(outputs).tolist(), strict=True)
+        lines = (
+            {"id": pair.id, "sentence1": pair.first, "sentence2": pair.second}
+            | ({} if pair.label is None else {"label": pair.label})
+            | {"prediction": value}
+            for pair, value in rows
+        )
+        tables.write_json_lines(path, lines)
+        return path
+
+    counts = {"pairs": len(pairs)}
+    is_labeled = pairs[0].label is not None
+    return Split(name, features, score if is_labeled else None, write, counts=counts)
