@@ -733,19 +733,24 @@ class PretrainedModel:
     def rank(self, query: Iterable[str], candidates: Iterable[str]) -> list[list[Ranked]]: ...
     def rank(self, query: Texts, candidates: Iterable[str]) -> list[Ranked] | list[list[Ranked]]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
-        trained = self._need_head("rank texts", "choice")
-        (queries, chosen), limit = as_list(query), trained.max_seq_length
+        queries, chosen = as_list(query)
         if isinstance(candidates, str):
             raise TypeError(f"candidates must be a list of strings, got {candidates!r:.60}")
         candidates, _ = as_list(candidates)
         check_texts("query", queries)
         check_texts("candidates", candidates)
-        pairs = list(itertools.product(queries, candidates))
+        scores = self.score_pairs(list(itertools.product(queries, candidates)))
+        scores = np.reshape(scores, (len(queries), len(candidates)))
+        return [rank_candidates(candidates, each) for each in scores][chosen]
+
+    def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Returns the logit by which `rank` orders each query and candidate, float32 `[pairs]`."""
+        trained = self._need_head("rank texts", "choice")
+        limit = trained.max_seq_length
         max_first = trained.settings.get("max_query_length", limit)
         max_first -= self.tokenizer.layout.num_special_tokens(1)
         features = make_features(pairs, self.tokenizer, limit, max_first)
-        scores = np.reshape(self.head_outputs(features), (len(queries), len(candidates)))
-        return [rank_candidates(candidates, each) for each in scores][chosen]
+        return np.reshape(self.head_outputs(features), len(pairs)).astype(np.float32)
 
     def predict(
         self,

@@ -165,6 +165,11 @@ def open_vectors(path: pathlib.Path) -> list[Shard]:
     return shards
 
 
+def read_texts(shard: Shard) -> Iterator[str]:
+    """Yields the text of each vector."""
+    return (values["text"] for values, _ in tables.iterate_objects(shard.names))
+
+
 class SearchPredictor:
     """Ranks the vectors of passages for queries; see `bert_jax.tasks.task.Predictor`."""
 
