@@ -56,6 +56,12 @@ ALL_DEVICES = 0
 AS_TRAINED = "; default: as in the run that trained the model."
 OPTIONS = {
     "text": Field(None, "Tables: column of the text" + AS_TRAINED, kind=str),
+    "title": Field(
+        None,
+        "Bi-encoders: column of a title, which precedes the text with a space; default: title, if "
+        "the model was trained on a corpus of BEIR (data.queries), otherwise none.",
+        kind=str,
+    ),
     "text_pair": Field(None, "Tables: column of the second text" + AS_TRAINED, kind=str),
     "label": Field(None, "Tables: column of the label, to score" + AS_TRAINED, kind=str),
     "id": Field(None, "Tables: column of the ids; default: numbers from 0.", kind=str),

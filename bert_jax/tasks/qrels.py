@@ -14,9 +14,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from bert_jax.tasks import tables
-from bert_jax.tasks.queries import Query, TokenizedTexts
+from bert_jax.tasks.queries import ID_NAMES, Query, TokenizedTexts
 
-ID_NAMES = ("_id", "id")
 _QRELS_COLUMNS = ("query-id", "corpus-id", "score")
 
 
@@ -102,9 +101,14 @@ def read_corpus(path: str | pathlib.Path, notes: dict[str, int]) -> dict[str, st
     for id_, values, location in _iterate_with_ids(path):
         title = tables.text_field({"title": ""} | values, "title", location, may_be_empty=True)
         text = tables.text_field(values, "text", location, may_be_empty=True)
-        texts[id_] = f"{title} {text}".strip()
+        texts[id_] = join_title(title, text)
     notes["passages that are empty"] = sum(not text for text in texts.values())
     return texts
+
+
+def join_title(title: str, text: str) -> str:
+    """Returns the title, if there is one, a space and the text."""
+    return f"{title} {text}".strip() if title else text
 
 
 def read_query_texts(path: str | pathlib.Path, notes: dict[str, int]) -> dict[str, str]:
@@ -121,7 +125,7 @@ def _iterate_with_ids(path: str | pathlib.Path) -> Iterator[tuple[str, dict, str
     """Yields (id, values, location) of each row of a table. Raises ValueError for an id twice."""
     locations: dict[str, str] = {}
     for values, location in tables.iterate_rows(path):
-        name = next((name for name in ID_NAMES if values.get(name) is not None), None)
+        name = next((each for each in ID_NAMES if values.get(each) is not None), None)
         if name is None:
             names = " or ".join(map(repr, ID_NAMES))
             found = ", ".join(values) or "none"

@@ -17,13 +17,14 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # The names under which each value may be given, of which the first in a line is read: those of the
 # data sets of sentence-transformers, FlagEmbedding and MS MARCO.
-QUERY_NAMES = ("query", "anchor", "question", "sentence1", "text1")
+QUERY_NAMES = ("query", "anchor", "question", "sentence1", "text1", "text")
 PASSAGE_NAMES = ("positive", "passage", "answer", "document", "sentence2", "text2")
 POSITIVES_NAMES = ("positives", "pos")
 NEGATIVES_NAMES = ("negatives", "neg")
 POSITIVE_SCORE_NAMES = ("positive_score", "positive_scores", "pos_scores")
 NEGATIVE_SCORES_NAMES = ("scores", "negative_scores", "neg_scores")
 LABEL_NAMES = ("label", "score")
+ID_NAMES = ("id", "_id")
 _NUMBERED = re.compile(r"negative(_?[0-9]+)?")  # The negatives of a table, one per column.
 # Words in other keys that seem to say which passages are relevant.
 _RELEVANCE = {"neg", "negative", "pos", "positive", "label", "score", "relevance"}
@@ -218,7 +219,7 @@ def _judgment(values: dict, location: str, number: int, empty_texts: bool) -> _J
             problem = f"it has both {name!r} and {find_name(values, LABEL_NAMES)!r}"
             raise ValueError(f"{location}: {problem}: a label is of one passage")
     label = read_number(values, find_name(values, LABEL_NAMES), location)
-    return _Judgment(tables.id_field(values, location, number), text, passage, label, location)
+    return _Judgment(read_id(values, location, number), text, passage, label, location)
 
 
 def _queries(values: dict, location: str, number: int, empty_texts: bool) -> list[Query]:
@@ -245,7 +246,7 @@ def _queries(values: dict, location: str, number: int, empty_texts: bool) -> lis
     if len(ranks) != max(len(positives), 1):
         problem = f"'ranks' has {len(ranks)} ranks for {len(positives)} positives"
         raise ValueError(f"{location}: {problem}: expected one for each")
-    id_ = tables.id_field(values, location, number)
+    id_ = read_id(values, location, number)
     common = {"location": location, "depth": _place(values, "depth", location)}
     return [
         Query(id_, text, positive, tuple(negatives), rank=rank, scores=own, **common)
@@ -294,6 +295,12 @@ def _read_scores(
             problem = f"{key!r} has {found} scores for {expected} {texts}"
             raise ValueError(f"{location}: {problem}: expected one for each")
     return [(each, *scores) for each in own]
+
+
+def read_id(values: dict, location: str, number: int) -> str:
+    """Returns the id of a line, "id" or BEIR's "_id"; without any, its `number`."""
+    named = {"id": values[find_name(values, ID_NAMES)]} if {*ID_NAMES} & values.keys() else {}
+    return tables.id_field(named, location, number)
 
 
 def read_number(values: dict, name: str, location: str) -> float:

@@ -621,6 +621,7 @@ def describe_rankings(
 
 PREDICT_OPTIONS = {
     "text": "text",
+    "title": "",
     "id": "",
     "header_lines": 1,
     "shard_size": 0,

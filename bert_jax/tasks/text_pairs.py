@@ -14,6 +14,7 @@ from bert_jax.tasks.queries import (
     PASSAGE_NAMES,
     QUERY_NAMES,
     find_name,
+    read_id,
     read_number,
 )
 from bert_jax.tasks.similarity_scores import correlation_scores, pair_scores
@@ -55,7 +56,7 @@ def read_pairs(
         label = values.get(names[2])
         if label is not None:
             label = read_number(values, names[2], location)
-        id_ = tables.id_field(values, location, number)
+        id_ = read_id(values, location, number)
         pairs.append(TextPair(id_, *texts, label, location))
     check_labeled(pairs, [pair.label for pair in pairs], "label", is_training)
     return tables.check_unique(pairs)

@@ -18,7 +18,8 @@ import numpy as np
 from bert_jax.data.features import ModelInput
 from bert_jax.tasks import tables
 from bert_jax.tasks.prompts import find_prompt
-from bert_jax.tasks.queries import Query, iterate_queries
+from bert_jax.tasks.qrels import join_title
+from bert_jax.tasks.queries import ID_NAMES, Query, iterate_queries
 from bert_jax.tasks.retrieval_scores import TOP, rank_scores
 from bert_jax.tasks.search import search
 from bert_jax.tasks.task import Outputs, TrainedHead, files_with_suffix, write_json_blocks
@@ -53,15 +54,22 @@ class VectorPredictor:
         return [(path, f"{path.stem}.npy") for path in paths]
 
     def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
-        text, id_column = self._options["text"], self._options["id"]
+        text, id_column, title = (self._options[name] for name in ("text", "id", "title"))
         columns = tuple(filter(None, (text, id_column)))
         lines = self._options["header_lines"]
         data_dir = self._trained.data.get("data_dir", "")
+        # A model that was trained on a corpus of BEIR has seen the titles.
+        title = title or ("title" if self._trained.data.get("queries") else "")
         for number, record in enumerate(tables.iterate_table(path, columns, lines, data_dir)):
-            id_ = (
-                record.columns[id_column] if id_column else record.columns.get("id") or str(number)
+            values = record.columns
+            names = (id_column,) if id_column else ID_NAMES
+            id_ = next(filter(None, map(values.get, names)), "" if id_column else str(number))
+            self.notes["passages with a 'title', not used: set title"] += bool(
+                values.get("title") and title != "title"
             )
-            yield record._replace(id=id_)
+            self.notes[f"passages without a {title!r}"] += bool(title) and not values.get(title)
+            texts = {text: join_title(values.get(title, ""), values[text])}
+            yield record._replace(id=id_, columns=texts)
 
     def features(self, examples: Sequence[tables.Record]) -> list[ModelInput]:
         texts = [record.columns[self._options["text"]] for record in examples]

@@ -10,7 +10,9 @@ from pyarrow import parquet
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.tasks import retrieval
 from bert_jax.tasks.qrels import read_corpus, read_qrels, read_query_texts, read_run
-from bert_jax.tasks.queries import read_queries
+from bert_jax.tasks.queries import iterate_queries, read_queries
+from bert_jax.tasks.task import TrainedHead
+from bert_jax.tasks.vectors import VectorPredictor
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_vocabulary
 from tests.helpers.json_lines import read_lines, write_lines
@@ -141,6 +143,23 @@ def test_cross_encoder_ranks_what_the_first_stage_found(files, tokenizer):
         )
 
 
+def test_written_vectors_are_of_titles_and_texts_by_id(files, tokenizer):
+    def read(data, **options):
+        trained = TrainedHead({}, data, tokenizer, 32)
+        predictor = VectorPredictor(trained, retrieval.PREDICT_OPTIONS | options)
+        records = [(each.id, each.columns["text"]) for each in predictor.read(files["passages"])]
+        return records[:2], {name: count for name, count in predictor.notes.items() if count}
+
+    with_titles = [("d1", "the king a king of the people"), ("d2", "the river grew old")]
+    notes = {"passages without a 'title'": 3}
+    assert read({"queries": "queries.jsonl"}) == read({}, title="title") == (with_titles, notes)
+    without = [("d1", "a king of the people"), with_titles[1]]
+    assert read({}) == (without, {"passages with a 'title', not used: set title": 2})
+    # The file of queries is one of queries to answer, too.
+    (query, *_) = iterate_queries(files["queries"], {})
+    assert (query.id, query.text) == ("q1", "king")
+
+
 def test_negatives_are_judged_or_of_the_run_but_no_copies_of_a_positive(files, tokenizer):
     files["train"] = files["dev"]
     QUERY = {"_id": "q3", "text": "north"}
@@ -174,7 +193,7 @@ def test_qrels_of_trec_jsonl_and_parquet_are_the_same(tmp_path):
 
 BAD_FILES = {
     "id twice": (read_corpus, [{"_id": "a", "text": "b"}] * 2, "line 2: id 'a' is already used in"),
-    "no id": (read_corpus, [{"text": "b"}], "line 1: no '_id' or 'id'"),
+    "no id": (read_corpus, [{"text": "b"}], "line 1: no 'id' or '_id'"),
     "id with a space": (
         read_query_texts,
         [{"_id": "a b", "text": "c"}],
