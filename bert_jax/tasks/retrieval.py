@@ -42,6 +42,7 @@ from bert_jax.tasks.retrieval_scores import (
     rank_scores,
     score_names,
 )
+from bert_jax.tasks.similarity_scores import triplet_accuracy
 from bert_jax.tasks.task import (
     Outputs,
     Split,
@@ -324,6 +325,7 @@ class Ranking(NamedTuple):
       positives: for each line, the index in `passages` of its positive; empty if unknown.
       listed: indices of the passages that a first stage found; None: all.
       grades: of each of the distinct positives, `relevant`.
+      negatives: for each line, the indices of its negatives that are no positives of the query.
     """
 
     lines: list[int]
@@ -331,6 +333,7 @@ class Ranking(NamedTuple):
     positives: list[int]
     listed: list[int] | None
     grades: list[float]
+    negatives: list[list[int]]
 
     @property
     def relevant(self) -> list[int]:
@@ -341,6 +344,26 @@ class Ranking(NamedTuple):
         """Returns the rank of each of `relevant`; see `find_ranks`."""
         listed = None if all_are_found else self.listed
         return find_ranks(scores, self.relevant, listed, self.grades)
+
+    def triplet_accuracy(self, scores: np.ndarray) -> float:
+        """Returns how often a line's positive has a higher score than one of its negatives."""
+        triplets = [
+            (positive, negative)
+            for positive, negatives in zip(self.positives, self.negatives, strict=True)
+            for negative in negatives
+        ]
+        return triplet_accuracy(*(scores[list(column)] for column in zip(*triplets, strict=True)))
+
+
+def _find_negatives(
+    lines: Sequence[Query],
+    positives: Sequence[int],
+    index_of: Mapping[bytes | str, int],
+    passages: TokenizedTexts,
+) -> list[list[int]]:
+    """Returns the indices of the negatives of each line that are no positives."""
+    found = [[index_of[passages.identity[text]] for text in line.negatives] for line in lines]
+    return [[index for index in each if index not in positives] for each in found]
 
 
 def _best_grades(positives: Sequence[int], lines: Sequence[Query]) -> list[float]:
@@ -378,7 +401,8 @@ def _rank_candidates(group: list[int], lines: Sequence[Query], passages: Tokeniz
     found = np.flatnonzero(ranks <= depth).tolist()
     others = range(len(right), len(texts))[: max(depth - len(found), 0)]
     grades = _best_grades(positives, own) if is_labeled else []
-    return Ranking(group, texts, positives, [*found, *others], grades)
+    negatives = _find_negatives(own, positives, index_of, passages) if is_labeled else []
+    return Ranking(group, texts, positives, [*found, *others], grades, negatives)
 
 
 def _rank_collection(
@@ -395,7 +419,9 @@ def _rank_collection(
     for group in groups:
         own = [lines[index] for index in group if lines[index].positive]
         positives = [index_of[passages.identity[line.positive]] for line in own]
-        rankings.append(Ranking(group, texts, positives, None, _best_grades(positives, own)))
+        grades = _best_grades(positives, own)
+        negatives = _find_negatives(own, positives, index_of, passages)
+        rankings.append(Ranking(group, texts, positives, None, grades, negatives))
     return rankings
 
 
@@ -455,6 +481,9 @@ def make_split(
             ranks.append(ranking.ranks(scores))
             ranks_of_all.append(ranking.ranks(scores, all_are_found=True))
         result, mrr = query_scores(ranks, grades, cutoffs), f"mrr_at_{TOP}"
+        if all(any(each.negatives) for each in rankings):
+            accuracies = [each.triplet_accuracy(scores) for each, scores in scores_of(outputs)]
+            result["triplet_accuracy"] = np.array(accuracies)
         if not is_bi_encoder:
             result[f"{mrr}_if_all_found"] = query_scores(ranks_of_all, cutoffs=(TOP,))[mrr]
         return result

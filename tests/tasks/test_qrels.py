@@ -7,6 +7,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+import bert_jax
+from bert_jax import finetune
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.tasks import retrieval
 from bert_jax.tasks.qrels import read_corpus, read_qrels, read_query_texts, read_run
@@ -16,6 +18,7 @@ from bert_jax.tasks.vectors import VectorPredictor
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_vocabulary
 from tests.helpers.json_lines import read_lines, write_lines
+from tests.helpers.models import write_weights
 
 CORPUS = [
     {"_id": "d1", "title": "the king", "text": "a king of the people"},
@@ -158,6 +161,37 @@ def test_written_vectors_are_of_titles_and_texts_by_id(files, tokenizer):
     # The file of queries is one of queries to answer, too.
     (query, *_) = iterate_queries(files["queries"], {})
     assert (query.id, query.text) == ("q1", "king")
+
+
+@pytest.mark.slow
+def test_run_on_qrels_with_prompts_is_encoded_as_it_was_trained(files, tmp_path):
+    config = config_file.get_config("bi_encoder,runlocal")
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    config.init_from = str(write_weights(tmp_path / "weights", vocabulary))
+    files["train"] = files["dev"]
+    config.data.update({name: str(path) for name, path in files.items()})
+    config.data.update({"num_negatives": 1, "query_prompt": "the king ", "passage_prompt": "old "})
+    config.data.metric = "ndcg_at_10"
+    files["dev"].write_text("q1 0 d1 1\nq1 0 d3 0\nq2 0 d2 1\n")
+    result = finetune.train_and_evaluate(config.lock(), tmp_path / "run")
+    assert result["metric"] == "dev/ndcg_at_10" and 0 < result["dev"]["ndcg_at_10"] <= 1
+    model = bert_jax.load(tmp_path / "run")
+    queries = model.encode(["king", "old river"], prompt_name="query")
+    texts = read_corpus(files["passages"], {})
+    vectors = dict(zip(texts, model.encode([*texts.values()]), strict=True))
+    for query, line in zip(
+        queries, read_lines(tmp_path / "run/predictions/dev.jsonl"), strict=True
+    ):
+        for kind, key in (("positive_ids", "positive_scores"), ("negative_ids", "scores")):
+            scores = [float(query @ vectors[id_]) for id_ in line[kind]]
+            assert scores == pytest.approx(line[key], abs=1e-4)
+    plain = model.encode(["the king old river"], pooling="mean", normalize=True)
+    np.testing.assert_allclose(plain[0], queries[1], atol=1e-6)
+    # Weights with prompts are trained further only with the same.
+    config = config.unlock().copy_and_resolve_references()
+    config.init_from, config.data.query_prompt = str(tmp_path / "run"), ""
+    with pytest.raises(ValueError, match=r"config\.data\.query_prompt='the king '"):
+        finetune.train_and_evaluate(config.lock(), tmp_path / "next")
 
 
 def test_negatives_are_judged_or_of_the_run_but_no_copies_of_a_positive(files, tokenizer):

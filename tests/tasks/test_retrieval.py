@@ -115,6 +115,8 @@ def test_rankings_are_scored_and_written_in_the_input_format(tmp_path, tokenizer
         if role == "cross_encoder":  # No first stage is known to have missed any.
             expected["mrr_at_10_if_all_found"] = expected["mrr_at_10"]
         assert {name: found[name] for name in expected} == pytest.approx(expected), role
+        # Only "the war" beats the positive of its line.
+        assert found["triplet_accuracy"] == pytest.approx((1 + 1 + 1 / 2) / 3)
         split.write(outputs, tmp_path)
         lines = read_lines(tmp_path / "dev.jsonl")
         assert [line["rank"] for line in lines] == [1, 1, 2]
@@ -250,6 +252,7 @@ def test_labels_are_grades_of_the_ranking(role, tmp_path, tokenizer):
     ideal = 3 + 1 / np.log2(3)
     assert found["ndcg_at_10"] == pytest.approx((1 / np.log2(3) + 3 / np.log2(4)) / ideal)
     assert found["map_at_10"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert found["triplet_accuracy"] == 0  # A tie is not correct.
     split.write(outputs, tmp_path)
     written = read_lines(tmp_path / "dev.jsonl")
     assert [(each["positive"], each["positive_score"]) for each in written] == [
