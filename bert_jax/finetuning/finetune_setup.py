@@ -117,7 +117,7 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
 
     train_head = task.head
-    if config.teacher:
+    if config.teacher and task.head.soft_loss:
         train_head = with_soft_targets(task.head, **config.distillation)
     steps = build_stack_steps(
         model,

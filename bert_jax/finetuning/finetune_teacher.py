@@ -35,12 +35,14 @@ def with_teacher(config: ConfigDict, data: TaskData) -> TaskData:
     """
     task = data.task
     if not config.teacher:
+        if task.head.takes_guide:
+            raise ValueError("config.teacher is not set: this loss needs a guide, a bi-encoder")
         return data
-    if not task.head.soft_loss:
+    if not (task.head.soft_loss or task.head.takes_guide):
         others = ", ".join(name for name, head in HEADS.items() if head.soft_loss)
         raise ValueError(
             f"config.teacher={config.teacher}: expected none, as there are no soft targets for "
-            f"{task.head.name}, only for {others}"
+            f"{task.head.name} with this loss, only for {others}"
         )
     teacher = read_teacher(config, task)
     is_per_position = task.head.input_kind == "positions"
@@ -51,7 +53,7 @@ def with_teacher(config: ConfigDict, data: TaskData) -> TaskData:
         dataclasses.replace(feature, teacher_outputs=output)
         for feature, output in zip(task.train, outputs, strict=True)
     ]
-    shape = outputs[0].shape[-1:]
+    shape = outputs[0].shape[-1:] if is_per_position else outputs[0].shape
     layout = LabelLayout(dtype=np.float32, per_position=is_per_position, shape=shape)
     return dataclasses.replace(
         data,

@@ -1,7 +1,8 @@
-"""Computes gradients of a loss over all pairs of examples in a batch, in microbatches.
+"""Computes gradients of a loss that compares the examples of a batch, in microbatches.
 
 GradCache (Gao et al., 2021, "Scaling deep contrastive learning batch size"): the microbatches go
-through the model twice: for their vectors, then, once the loss of these is known, for gradients.
+through the model twice: for their outputs, then, once the loss of these is known, for gradients.
+The outputs are vectors, or the scores of a cross-encoder.
 """
 
 import math
@@ -16,7 +17,6 @@ from bert_jax.training.gradients import microbatch_at
 
 def add_vector_gradients(
     head: Head,
-    temperature: float,
     embed: Callable[[dict], jax.Array],
     microbatches: dict[str, jax.Array],
     num_microbatches: jax.Array,
@@ -33,7 +33,7 @@ def add_vector_gradients(
         return vectors.at[index].set(embed(microbatch_at(microbatches, index)))
 
     def batch_loss(vectors):
-        return _batch_loss(head, temperature, vectors, microbatches, weight_sum)
+        return _batch_loss(head, vectors, microbatches, weight_sum)
 
     shape = jax.eval_shape(embed, microbatch_at(microbatches, 0)).shape
     vectors = jnp.zeros((len(microbatches["tokens"]), *shape))
@@ -42,23 +42,23 @@ def add_vector_gradients(
     return loss, microbatches | {"vector_gradients": gradients}
 
 
-def _batch_loss(head, temperature, vectors, microbatches, weight_sum):
+def _batch_loss(head, vectors, microbatches, weight_sum):
     """Computes the whole batch's loss on each shard; returns one shard's part.
 
     The gradient of `all_gather` sums over the shards, hence the division by their number.
     """
     num_shards = jax.lax.axis_size("data")
-    labels, weights = microbatches["labels"], microbatches["weights"]
-    examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
-    examples, labels, weights = (
-        jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
-        for x in (examples, labels, weights)
+    names = ("labels", "weights", "teacher_outputs")
+    rows = {name: microbatches[name] for name in names if name in microbatches}
+    outputs = vectors.reshape(*rows["weights"].shape, -1, vectors.shape[-1])
+    outputs, rows = jax.tree.map(
+        lambda x: jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True),
+        (outputs, rows),
     )
     # A batch has at most as many examples as rows, far fewer than slots.
     max_examples = math.prod(microbatches["tokens"].shape[:2]) * num_shards
-    (used,) = jnp.nonzero(weights, size=max_examples, fill_value=len(weights))
-    examples, labels, weights = (
-        x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
+    (used,) = jnp.nonzero(rows["weights"], size=max_examples, fill_value=len(rows["weights"]))
+    outputs, rows = jax.tree.map(
+        lambda x: x.at[used].get(mode="fill", fill_value=0), (outputs, rows)
     )
-    loss = head.batch_loss(examples, labels, weights, temperature)
-    return loss / (weight_sum * num_shards)
+    return head.batch_loss(outputs, rows) / (weight_sum * num_shards)

@@ -143,7 +143,6 @@ def trial_gradients(
         return loss, gradients
     loss, microbatches = add_vector_gradients(
         head,
-        model.temperature,
         functools.partial(outputs, params),
         microbatches,
         num_microbatches,

@@ -101,7 +101,10 @@ class Head:
         each position), "span" or "vector". The methods of a loaded model follow from it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
-      batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
+      batch_loss: (outputs `[examples, outputs of an example, size]`, rows of these examples) -> the
+        loss, summed over them, of a batch whose examples are compared with each other. The rows are
+        their "labels", "weights" and, if there is a teacher, "teacher_outputs".
+      takes_guide: whether `batch_loss` needs the vectors of a teacher.
       soft_loss: (outputs, a teacher's outputs, rows, temperature) -> float32 loss like `loss`; None
         if it cannot learn from a teacher.
       module: (model config, number of labels, plan=..., options) -> its Flax module, which has a
@@ -124,7 +127,8 @@ class Head:
     name: str
     predicts: str
     loss: Callable[[jax.Array, dict], jax.Array] | None
-    batch_loss: Callable[..., jax.Array] | None = None
+    batch_loss: Callable[[jax.Array, dict], jax.Array] | None = None
+    takes_guide: bool = False
     soft_loss: Callable[[jax.Array, jax.Array, dict, float], jax.Array] | None = None
     module: Callable[..., nn.Module] = PooledModel
     lstm_module: Callable[..., nn.Module] | None = None
@@ -225,6 +229,10 @@ def span_logits(outputs: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
 def _span_loss(outputs, rows):
     """Averages two losses over the sequence's own positions: of the span's first and last token."""
     return jnp.mean(cross_entropy(span_logits(outputs, rows), rows["labels"])[0], axis=-1)
+
+
+def _in_batch_loss(outputs, rows):
+    return in_batch_loss(outputs, rows["labels"], rows["weights"])
 
 
 def _regression_loss(outputs, rows, target_std=1.0):
@@ -388,9 +396,9 @@ EMBEDDING = Head(
     "embedding",
     predicts="vector",
     loss=None,
-    batch_loss=in_batch_loss,
+    batch_loss=_in_batch_loss,
     module=vector_model,
-    options=("pooling", "projections", "normalize", "temperature"),
+    options=("pooling", "projections", "normalize"),
     input_kind="sequences",
     label_layout=LabelLayout(is_ragged=True),  # Tasks set its shape.
     is_collapsed=_equal_vectors,

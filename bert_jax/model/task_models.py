@@ -106,7 +106,6 @@ class VectorModel(nn.Module):
       pooling: some of `POOLINGS`, whose vectors are joined, or "pooler" alone.
       projections: dense layers of the pooled vector, from sentence-transformers.
       normalize: whether vectors have length 1, so that dot products are cosines.
-      temperature: divides the dot products before the softmax in training.
       plan: how the encoder runs.
     """
 
@@ -114,7 +113,6 @@ class VectorModel(nn.Module):
     pooling: tuple[str, ...] = ("mean",)
     projections: tuple[Projection, ...] = ()
     normalize: bool = True
-    temperature: float = 0.05
     plan: ExecutionPlan = ExecutionPlan()
 
     @property

@@ -113,6 +113,17 @@ def iterate_queries(path: str | pathlib.Path, unused: dict[str, int]) -> Iterato
             yield from itertools.chain(first, *others)
 
 
+def read_classes(path: str | pathlib.Path) -> list[tuple[str, str]]:
+    """Reads (text, class) from a table with the columns "text" and "label". Raises ValueError."""
+    classes = []
+    for values, location in tables.iterate_rows(path):
+        label = values.get("label")
+        if not isinstance(label, str | int) or isinstance(label, bool):
+            raise ValueError(f"{location}: 'label' must be a class, a text or a whole number")
+        classes.append((text_field(values, "text", location), str(label)))
+    return classes
+
+
 class _Judgment(NamedTuple):
     """One line with a query, a passage, and how relevant it is."""
 

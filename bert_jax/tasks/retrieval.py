@@ -10,7 +10,6 @@ sees, in rankings all ids, because truncation must not make a wrong passage equa
 
 import collections
 import csv
-import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -31,9 +30,11 @@ from bert_jax.tasks.queries import (
     check_differs,
     choose_negatives,
     iterate_queries,
+    read_classes,
     read_passages,
     read_queries,
 )
+from bert_jax.tasks.retrieval_losses import TrainingLoss, find_loss, head_with_loss
 from bert_jax.tasks.retrieval_scores import (
     TOP,
     bootstrap_intervals,
@@ -97,13 +98,14 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/retrieval.py."""
     data = config.data
     files = tables.files_from_config(data)
-    _check_config(config)
+    loss = _check_config(config)
     is_bi_encoder = data.role == "bi_encoder"
     notes: dict[str, int] = {}
-    judged = read_judged(config, files, notes) if data.queries else None
-    scores_pairs = data.evaluation == "similarity"
-    ranked = {name: path for name, path in files.items() if name == "train" or not scores_pairs}
-    lines = {} if judged else _read_splits(config, ranked, notes)
+    is_ranking = dict.fromkeys(files, data.evaluation == "ranking")
+    is_ranking["train"] = loss.labels not in ("pair", "class")
+    rankings = {name: path for name, path in files.items() if is_ranking[name]}
+    judged = read_judged(config, rankings, notes) if data.queries else None
+    lines = {} if judged else _read_splits(config, rankings, notes)
     queries = TokenizedTexts(tokenizer, data.max_query_length, data.query_prompt)
     passages = TokenizedTexts(tokenizer, config.max_seq_length, data.passage_prompt)
     inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages)
@@ -122,12 +124,15 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     used = limit_examples(all_train, config, "train", notes)
     features = []
     if used:
-        features = _train_features(used, all_train, data.num_negatives or 0, inputs, notes)
-    head, labels = heads.CROSS_ENCODER, ("score",)
-    if is_bi_encoder:
-        longest = max((len(feature.label) for feature in features), default=0)
-        layout = dataclasses.replace(heads.EMBEDDING.label_layout, shape=(longest,))
-        head, labels = dataclasses.replace(heads.EMBEDDING, label_layout=layout), ()
+        num_negatives = data.num_negatives or 0
+        features = _train_features(used, all_train, num_negatives, loss.labels, inputs, notes)
+    elif "train" in files and loss.labels == "pair":
+        features = _pair_features(config, loss, inputs, notes)
+    elif "train" in files and loss.labels == "class":
+        features = _class_features(config, inputs, notes)
+    head, labels = (heads.EMBEDDING, ()) if is_bi_encoder else (heads.CROSS_ENCODER, ("score",))
+    longest = max((np.size(feature.label) for feature in features), default=0)
+    head = head_with_loss(head, loss, config, longest)
     splits = []
     for name, each in lines.items():
         # Keeps either all lines of a query or none.
@@ -141,7 +146,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         queries.add(query.text for query in each)
         splits.append(make_judged_split(name, each, judged.corpus, inputs, config, notes))
         used = [*used, *each]
-    for name in files.keys() - ranked.keys():
+    for name in (each for each in files if each != "train" and not is_ranking[each]):
         pairs = limit_examples(_read_pairs(config, name, files[name], notes), config, name, notes)
         queries.add(pair.first for pair in pairs)
         passages.add(pair.second for pair in pairs)
@@ -150,6 +155,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     notes["passages truncated"] = passages.num_truncated(passages.ids)
     settings = {"max_query_length": data.max_query_length}
     settings |= prompt_settings(data.query_prompt, data.passage_prompt)
+    if is_bi_encoder:
+        settings |= {name: config.similarity[name] for name in ("pooling", "normalize")}
     return Task(
         head=head,
         labels=labels,
@@ -157,13 +164,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits),
         metric=f"dev/{data.metric or DEFAULT_METRICS[data.evaluation]}",
         notes=notes,
-        head_settings=settings | (config.similarity.to_dict() if is_bi_encoder else {}),
+        head_settings=settings,
         files=files | {name: data[name] for name in ("passages", "queries", "run") if data[name]},
     )
 
 
-def _check_config(config: ConfigDict) -> None:
-    """Raises ValueError if a field of the task is invalid."""
+def _check_config(config: ConfigDict) -> TrainingLoss:
+    """Returns the loss. Raises ValueError if a field of the task is invalid."""
     data, pooling = config.data, config.similarity.pooling
     if data.role not in ROLES:
         raise ValueError(f"config.data.role={data.role}: expected {' or '.join(ROLES)}")
@@ -192,13 +199,19 @@ def _check_config(config: ConfigDict) -> None:
     names = score_names(cutoffs) if is_ranking else PAIR_METRICS
     if (data.metric or DEFAULT_METRICS[data.evaluation]) not in names:
         raise ValueError(f"config.data.metric={data.metric}: expected one of {', '.join(names)}")
-    # The cross-encoder learns to choose among passages.
-    min_negatives = 1 if data.train and not is_bi_encoder else 0
+    loss = find_loss(config)
+    min_negatives = loss.min_negatives if data.train else 0
     # The cross-encoder needs room for a passage beside the query.
     bounds = Bounds(3, config.max_seq_length // (1 if is_bi_encoder else 2))
     limit = "max_seq_length" if is_bi_encoder else "half of max_seq_length"
     check_bounds(config, bounds, "data.max_query_length", limited_by=limit)
     check_bounds(config, Bounds(min_negatives), "data.num_negatives")
+    if min_negatives and data.num_negatives is None:
+        raise ValueError(
+            "config.data.num_negatives is not set: this loss compares the passages of a query: "
+            f"expected at least {min_negatives}"
+        )
+    return loss
 
 
 def _read_splits(
@@ -226,7 +239,7 @@ def _read_splits(
 def _read_pairs(config: ConfigDict, name: str, path: str, notes: dict[str, int]) -> list[TextPair]:
     """Returns the text pairs of a split; counts what is unusual in `notes`."""
     unused: dict[str, int] = {}
-    pairs = read_pairs(path, False, True, unused)
+    pairs = read_pairs(path, name == "train", True, unused)
     for key, count in unused.items():
         notes[f"{name} lines with {key!r}, which is not used"] = count
     empty = [
@@ -271,12 +284,14 @@ def _train_features(
     train: Sequence[Query],
     all_lines: Sequence[Query],
     num_negatives: int,
+    labels: str,
     inputs: Inputs,
     notes: dict[str, int],
 ) -> list[ModelInput]:
     """Returns a feature for each line in `train`, a part of `all_lines`.
 
-    A positive of a query, on any of `all_lines`, is never a negative for this query.
+    A positive of a query, on any of `all_lines`, is never a negative for this query. `labels` is
+    that of a `TrainingLoss`.
     """
     queries, passages = inputs.queries, inputs.passages
     positives: dict[bytes, dict[str, None]] = {queries.seen(line.text): {} for line in train}
@@ -305,15 +320,65 @@ def _train_features(
         candidates = (line.positive, *negatives)
         if inputs.is_bi_encoder:
             sequences = inputs.singles([line.text], candidates)
+        else:
+            sequences = inputs.pairs(line.text, candidates)
+        label = 0  # The positive is first.
+        if labels == "passages":
             own = [number(text) for text in candidates]
             others = {number(text) for text in right} - {own[0]}
             label = np.array([*own, *sorted(others)], np.int32)
-        else:
-            sequences, label = inputs.pairs(line.text, candidates), 0  # The positive is first.
+        elif labels == "relevance":
+            label = np.zeros(len(candidates), np.float32)
+            label[0] = line.grade
+        elif labels == "teacher_scores":
+            label = _teacher_scores(line, candidates)
         features.append(ModelInput(*zip(*sequences, strict=True), label))
     notes["train negatives left out because they answer the query"] = num_left_out
     notes[f"train negatives not used, after the first {num_negatives} of a line"] = num_unused
     return features
+
+
+def _pair_features(
+    config: ConfigDict, loss: TrainingLoss, inputs: Inputs, notes: dict[str, int]
+) -> list[ModelInput]:
+    """Returns a feature for each pair of texts in `data.train`."""
+    pairs = _read_pairs(config, "train", config.data.train, notes)
+    pairs = limit_examples(pairs, config, "train", notes)
+    inputs.queries.add(pair.first for pair in pairs)
+    inputs.passages.add(pair.second for pair in pairs)
+    features = []
+    for pair in pairs:
+        loss.check_label(pair.label, pair.location)
+        if inputs.is_bi_encoder:
+            sequences = inputs.singles([pair.first], [pair.second])
+        else:
+            sequences = inputs.pairs(pair.first, [pair.second])
+        features.append(ModelInput(*zip(*sequences, strict=True), pair.label))
+    return features
+
+
+def _class_features(config: ConfigDict, inputs: Inputs, notes: dict[str, int]) -> list[ModelInput]:
+    """Returns a feature for each text with a class in `data.train`."""
+    texts = limit_examples(read_classes(config.data.train), config, "train", notes)
+    inputs.passages.add(text for text, _ in texts)
+    indices = {name: index for index, name in enumerate(sorted({name for _, name in texts}))}
+    if len(indices) < 2:
+        raise ValueError(f"config.data.train={config.data.train}: expected at least two classes")
+    return [
+        ModelInput(*zip(*inputs.singles([], [text]), strict=True), indices[name])
+        for text, name in texts
+    ]
+
+
+def _teacher_scores(line: Query, candidates: Sequence[str]) -> np.ndarray:
+    """Returns the teacher's score of each of some candidates of a line. Raises ValueError."""
+    if line.scores is None:
+        raise ValueError(
+            f"{line.location}: it has no scores of a teacher, which this loss needs: add "
+            "'positive_score' and 'negative_scores'"
+        )
+    score_of = dict(zip(line.candidates(), line.scores, strict=True))
+    return np.array([score_of[text] for text in candidates], np.float32)
 
 
 class Ranking(NamedTuple):

@@ -22,8 +22,9 @@ PATHS = {
     "teacher": Field(
         "",
         "A model fine-tuned for the same task and labels, in any form that `init_from` takes: the "
-        "run also learns from its outputs for the training examples; not for multi-label and "
-        "retrieval. Default: none.",
+        "run also learns from its outputs for the training examples; not for multi-label. In "
+        "retrieval, of a bi-encoder with the loss guided_in_batch, and of a cross-encoder with "
+        "list_softmax. Default: none.",
     ),
 }
 

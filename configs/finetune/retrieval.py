@@ -30,7 +30,7 @@ docs/search.md for other forms, and docs/finetuning.md#retrieval. Afterwards
 from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import fields
-from bert_jax.runtime.config_fields import POSITIVE, Field
+from bert_jax.runtime.config_fields import AT_LEAST_1, POSITIVE, Field
 
 DATA_PATHS = {
     "data.queries": Field(
@@ -75,16 +75,73 @@ DATA = {
     "data.passage_prompt": Field("", 'Bi-encoder: precedes every passage, such as "passage: ".'),
     "data.num_negatives": Field(
         None,
-        "Trains with the first N negatives of a line; the cross-encoder needs one or more. For "
-        "the bi-encoder it must be set if the file has negatives.",
+        "Trains with the first N negatives of a line; the cross-encoder, and losses of a "
+        "bi-encoder that compare the passages of a query, need one or more. For the bi-encoder it "
+        "must be set if the file has negatives.",
         kind=int,
     ),
     # Bi-encoder only.
     "similarity.pooling": Field("mean", 'Or "cls"; also the default of `encode`.'),
-    "similarity.normalize": Field(True, "Cosine; False: dot product, which needs temperature 1."),
-    "similarity.temperature": Field(
-        0.05, "Divides the similarities in the training loss.", POSITIVE
+    "similarity.normalize": Field(
+        True, "Cosine; False: dot product, which needs similarity.temperature=1."
     ),
+    "similarity.temperature": Field(
+        None,
+        "Divides the similarities in the training loss. Default: 0.05; guided_in_batch 0.01, "
+        "score_divergence 1.",
+        POSITIVE,
+        kind=float,
+    ),
+    "loss.name": Field(
+        "",
+        "Of a bi-encoder in_batch, guided_in_batch, triplet, margin_mse, score_divergence, cosent, "
+        "angle, cosine_similarity, contrastive, online_contrastive or batch_hard_triplet; of a "
+        "cross-encoder list_softmax, binary_cross_entropy, list_net, lambda, margin_mse or "
+        "score_divergence. Default: the first.",
+    ),
+    # Settings of some losses; one that the chosen loss does not use is refused.
+    "loss.symmetric": Field(
+        None, "in_batch: also chooses among the queries for each positive.", kind=bool
+    ),
+    "loss.margin": Field(
+        None,
+        "triplet, batch_hard_triplet (default 5): how much farther the negative should be; "
+        "contrastive, online_contrastive (0.5): the distance beyond which negatives have no loss; "
+        "guided_in_batch (0): how much below the positive the guide must find a negative.",
+        kind=float,
+    ),
+    "loss.relative_margin": Field(
+        None, "guided_in_batch: the margin is a fraction of the positive's cosine.", kind=bool
+    ),
+    "loss.distance": Field(
+        None,
+        "euclidean, the default of triplet and batch_hard_triplet, or cosine, that of contrastive "
+        "and online_contrastive.",
+        kind=str,
+    ),
+    "loss.soft_margin": Field(
+        None, "batch_hard_triplet: softplus in place of the margin.", kind=bool
+    ),
+    "loss.positive_weight": Field(
+        None, "binary_cross_entropy: weight of the label 1; default 1.", POSITIVE, kind=float
+    ),
+    "loss.teacher_temperature": Field(
+        None, "score_divergence: divides the teacher's scores; default 1.", POSITIVE, kind=float
+    ),
+    "loss.weighting": Field(
+        None,
+        "lambda: weights of pairs: none, ndcg1, ndcg2, lambda_rank or ndcg2++ (default).",
+        kind=str,
+    ),
+    "loss.k": Field(
+        None, "lambda: counts only pairs with a passage among the best K.", AT_LEAST_1, kind=int
+    ),
+    "loss.matryoshka_sizes": Field(
+        (),
+        "Sums any loss of a bi-encoder over vectors truncated to these sizes, and normalized; the "
+        "full size should be one of them. Default: only the full vectors.",
+    ),
+    "loss.matryoshka_weights": Field((), "Weight of the loss of each size. Default: 1 each."),
 }
 
 

@@ -1,0 +1,135 @@
+"""The losses of search models: what each reads from files, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from bert_jax.configs.finetune import retrieval as config_file
+from bert_jax.tasks import retrieval
+from bert_jax.tasks.retrieval_losses import LOSSES, find_loss
+from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import write_vocabulary
+from tests.helpers.json_lines import write_lines
+
+PAIRS = [
+    {"sentence1": "old river", "sentence2": "the river grew old", "score": 0.75},
+    {"sentence1": "king", "sentence2": "a road", "score": 0.0},
+]
+TAUGHT = [
+    {
+        "query": "king",
+        "positive": "a king",
+        "negatives": ["the city", "a road"],
+        "positive_score": 5.5,
+        "negative_scores": [1.5, -2],
+    }
+]
+TEXTS = [{"text": text, "label": label} for text, label in (("a king", 7), ("north", 5))]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(write_vocabulary(tmp_path_factory.mktemp("v") / "vocab.txt"))
+
+
+def make_task(tmp_path, tokenizer, role, name, lines, **fields):
+    config = config_file.get_config(f"{role},runlocal")
+    config.data.train = str(write_lines(tmp_path / "train.jsonl", lines))
+    config.update_from_flattened_dict({"loss.name": name, **fields})
+    return retrieval.get_task(config, tokenizer)
+
+
+def texts_of(tokenizer, feature):
+    return [tokenizer.decode(sequence.tolist()) for sequence in feature.sequences]
+
+
+def test_pairs_are_read_with_their_labels(tmp_path, tokenizer):
+    task = make_task(tmp_path, tokenizer, "bi_encoder", "cosent", PAIRS)
+    assert [feature.label for feature in task.train] == [0.75, 0]
+    assert texts_of(tokenizer, task.train[1]) == ["[CLS] king [SEP]", "[CLS] a road [SEP]"]
+    task = make_task(tmp_path, tokenizer, "cross_encoder", "binary_cross_entropy", PAIRS)
+    assert [feature.label for feature in task.train] == [0.75, 0]
+    assert texts_of(tokenizer, task.train[1]) == ["[CLS] king [SEP] a road [SEP]"]
+
+
+def test_scores_of_a_teacher_are_those_of_the_chosen_negatives(tmp_path, tokenizer):
+    fields = {"data.num_negatives": 1}
+    for role in LOSSES:
+        task = make_task(tmp_path, tokenizer, role, "margin_mse", TAUGHT, **fields)
+        np.testing.assert_array_equal(task.train[0].label, np.float32([5.5, 1.5]))
+
+
+def test_classes_of_texts_are_numbered(tmp_path, tokenizer):
+    task = make_task(tmp_path, tokenizer, "bi_encoder", "batch_hard_triplet", TEXTS)
+    assert [feature.label for feature in task.train] == [1, 0]
+    assert texts_of(tokenizer, task.train[0]) == ["[CLS] a king [SEP]"]
+
+
+BAD_FIELDS = {
+    "name of the other role": ({"loss.name": "lambda"}, "loss.name=lambda: .*in_batch"),
+    "setting of another loss": ({"loss.margin": 1.0}, "loss.margin=1.* in_batch, only by guided"),
+    "setting of the other role": ({"loss.k": 3}, "loss.k=3"),
+    "temperature": (
+        {"loss.name": "cosine_similarity", "similarity.temperature": 0.1},
+        "similarity.temperature=0.1",
+    ),
+    "distance": (
+        {"loss.name": "contrastive", "loss.distance": "manhattan"},
+        "loss.distance=manhattan: expected euclidean or cosine",
+    ),
+    "batch of one": ({"batch_size": 1, "data.train": "file"}, "batch_size=1"),
+    "equal sizes": ({"loss.matryoshka_sizes": (8, 8)}, "matryoshka_sizes"),
+    "weights": (
+        {"loss.matryoshka_sizes": (8, 4), "loss.matryoshka_weights": (1.0,)},
+        r"matryoshka_weights=\(1.0,\)",
+    ),
+    "weights without sizes": ({"loss.matryoshka_weights": (1.0,)}, "matryoshka_weights"),
+    "dot products": (
+        {"loss.matryoshka_sizes": (8, 4), "similarity.normalize": False},
+        "similarity.normalize=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FIELDS)
+def test_bad_field_is_named(case):
+    fields, message = BAD_FIELDS[case]
+    config = config_file.get_config("bi_encoder,runlocal")
+    config.update_from_flattened_dict(fields)
+    with pytest.raises(ValueError, match=message):
+        find_loss(config)
+
+
+BAD_LINES = {
+    "cosine above 1": ("cosine_similarity", [*PAIRS, PAIRS[0] | {"score": 4.2}], "line 3.* 4.2"),
+    "fraction above 1": ("contrastive", [*PAIRS, PAIRS[0] | {"score": 2}], "line 3.* 2"),
+    "neither 0 nor 1": ("online_contrastive", PAIRS, "line 1.* 0.75"),
+    "no teacher": (
+        "margin_mse",
+        [{"query": "king", "positive": "a king", "negatives": ["the city"]}],
+        "line 1.* 'positive_score'",
+    ),
+    "one score too few": (
+        "margin_mse",
+        [TAUGHT[0] | {"negative_scores": [1.5]}],
+        "'negative_scores' has 1 scores for 2 negatives",
+    ),
+    "no negatives": (
+        "triplet",
+        [{"query": "king", "positive": "a king"}],
+        "config.data.num_negatives",
+    ),
+    "one class": ("batch_hard_triplet", TEXTS[:1], "config.data.train=.*two classes"),
+    "class that is null": (
+        "batch_hard_triplet",
+        [*TEXTS, {"text": "a", "label": None}],
+        "line 3: 'label'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_bad_line_is_named(case, tmp_path, tokenizer):
+    name, lines, message = BAD_LINES[case]
+    fields = {"data.num_negatives": 1} if name == "margin_mse" else {}
+    with pytest.raises(ValueError, match=message):
+        make_task(tmp_path, tokenizer, "bi_encoder", name, lines, **fields)
