@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from scipy.sparse import csr_array, vstack
 from scipy.special import expit
 
 from bert_jax.checkpoints.parameters import (
@@ -53,6 +54,7 @@ from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import CHOICES, Execution, ExecutionPlan, log_path, plan_execution
 from bert_jax.model.heads import HEADS, find_head, make_model
 from bert_jax.model.pooling import POOLINGS
+from bert_jax.model.task_models import SparseModel
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
 from bert_jax.tasks import pseudo_likelihood, spans, tagging
@@ -341,6 +343,47 @@ class PretrainedModel:
         for index, vector in forward.split_rows(rows, [1] * len(features)):
             vectors[index] = vector
         return vectors[chosen]
+
+    def encode_sparse(
+        self,
+        texts: TextsOrPairs,
+        top_k: int | None = None,
+        batch_size: int = 8,
+        max_length: int | None = None,
+    ) -> csr_array:
+        """Computes a weight of each token of the vocabulary for each text or pair, as SPLADE does.
+
+        Any masked LM has such vectors (`SparseModel`); they are of use after training for search,
+        as in naver/splade-cocondenser-ensembledistil.
+
+        Args:
+          top_k: keeps the K largest weights of each text. None: all that are not 0.
+          batch_size, max_length: as in `encode`.
+
+        Returns:
+          A SciPy array, float32 `[num_texts, vocab_size]`, for one text `[1, vocab_size]`; its
+          columns are token ids. `a @ b.T` has the similarities of two of them.
+        """
+        parts, _ = as_texts_or_pairs(texts)
+        self.check_fills_masks("weight the tokens of the vocabulary")
+        if getattr(self.config, "has_query_stream", False):
+            raise ValueError("XLNet predicts only masked tokens: encode_sparse needs another model")
+        if top_k is not None:
+            check_whole("top_k", top_k, 1, self.config.vocab_size)
+        max_length = choose_length(max_length, self.config.max_position_embeddings)
+        module = SparseModel(self.config, self.plan)
+        params = {name: self.params[name] for name in ("encoder", "mlm")}
+        function = functools.partial(forward.head_outputs, module, params)
+        features = self._make_features(parts, slice(None), max_length, None)
+        rows = self._compute_rows(function, features, batch_size)
+        vectors = [None] * len(features)
+        for index, weights in forward.split_rows(rows, [1] * len(features)):
+            if top_k is not None:
+                others = np.argsort(-weights, kind="stable")[:, top_k:]
+                weights = weights.copy()
+                np.put_along_axis(weights, others, 0, axis=1)
+            vectors[index] = csr_array(weights)
+        return vstack(vectors, format="csr")
 
     @overload
     def hidden_states(

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import pools_last
 from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
@@ -152,6 +153,35 @@ class VectorModel(nn.Module):
             vectors = ACTIVATIONS[each.activation](layer(vectors))
         squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
         return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
+
+
+class SparseModel(nn.Module):
+    """Encoder and masked-LM head: a weight of each token of the vocabulary, for each sequence.
+
+    SPLADE (Formal et al., 2021, "SPLADE v2", section 3): log(1 + relu(logits)), maximum over the
+    tokens of the sequence. The parameters are "encoder" and "mlm", those of pre-training.
+
+    Attributes:
+      plan: how the encoder runs.
+    """
+
+    config: object
+    plan: ExecutionPlan = ExecutionPlan()
+
+    def setup(self):
+        self.encoder = Encoder(self.config, self.plan)
+        self.mlm = architecture_of(self.config).LmHead(self.config)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> jax.Array:
+        """Returns float32 `[B, S, vocab_size]`, 0 in unused slots; `dropout` is as in `Encoder`."""
+        dropout = as_dropout(self, dropout, len(batch["tokens"]))
+        hidden = self.encoder(batch, dropout)
+        logits = self.mlm(hidden, self.encoder.embeddings.token_embedding)
+        # The maximum first: it commutes with an increasing function.
+        largest = pool_tokens(logits, batch["sequence_bounds"], ("max",))
+        return jnp.log1p(nn.relu(largest[..., : self.config.vocab_size]))
 
 
 def vector_model(

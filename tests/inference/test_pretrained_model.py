@@ -248,6 +248,20 @@ def alone(model) -> list[np.ndarray]:
     return jax.device_get(states)
 
 
+def test_sparse_vectors_are_the_largest_weights_of_the_masked_lm(model, alone):
+    def logits(module, states):
+        return module.mlm(states, module.encoder.embeddings.token_embedding)
+
+    found = model.encode_sparse(TEXTS, top_k=5)
+    assert found.shape == (6, model.config.vocab_size) and found.dtype == np.float32
+    for vector, states in zip(found.toarray(), alone, strict=True):
+        tokens = model.module.apply({"params": model.params}, states[-1][None], method=logits)[0]
+        weights = np.log1p(np.maximum(tokens, 0)).max(0)[: model.config.vocab_size]
+        best = np.argsort(-weights)[:5]
+        assert set(np.flatnonzero(vector)) == set(best)
+        np.testing.assert_allclose(vector[best], weights[best], atol=1e-5)
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 32])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "pooler"])
 def test_encode_equals_each_text_alone_in_the_given_order(model, alone, pooling, batch_size):
