@@ -11,10 +11,12 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.tasks import tables
 from bert_jax.tasks.queries import ID_NAMES, Query, TokenizedTexts
+from bert_jax.tasks.retrieval_scores import CUTOFFS, find_ranks, query_scores
 
 _QRELS_COLUMNS = ("query-id", "corpus-id", "score")
 
@@ -185,8 +187,8 @@ def _iterate_judgments(path: str | pathlib.Path) -> Iterator[tuple[object, objec
         yield *values, location
 
 
-def read_run(path: str | pathlib.Path) -> dict[str, list[str]]:
-    """Reads a run of TREC: query id -> ids of the passages that were found, best first.
+def read_run(path: str | pathlib.Path) -> dict[str, dict[str, float]]:
+    """Reads a run of TREC: query id -> id of each passage that was found -> score, best first.
 
     As in trec_eval, their order is that of the scores; of equal ones, that of the file. Raises
     ValueError for a bad line, or for a passage twice.
@@ -211,7 +213,41 @@ def read_run(path: str | pathlib.Path) -> dict[str, list[str]]:
         found[query][passage] = value
     if not found:
         raise ValueError(f"{path} holds no results")
-    return {query: sorted(own, key=own.get, reverse=True) for query, own in found.items()}
+    return {
+        query: {id_: own[id_] for id_ in sorted(own, key=own.get, reverse=True)}
+        for query, own in found.items()
+    }
+
+
+def score_run(
+    qrels: Mapping[str, Mapping[str, float]],
+    run: Mapping[str, Mapping[str, float]],
+    cutoffs: Sequence[int] = CUTOFFS,
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Returns the ids of the queries that are scored, and their `query_scores`.
+
+    These are the queries of `qrels` with a grade above 0; those without results score 0.
+    """
+    ids, ranks, grades = [], [], []
+    for query, own in qrels.items():
+        relevant = {id_: grade for id_, grade in own.items() if grade > 0}
+        if not relevant:
+            continue
+        results = run.get(query, {})
+        places = {id_: place for place, id_ in enumerate(results)}
+        found = [id_ for id_ in relevant if id_ in places]
+        found_ranks = find_ranks(
+            np.array(list(results.values())),
+            [places[id_] for id_ in found],
+            grades=[relevant[id_] for id_ in found],
+        )
+        rank_of = dict(zip(found, found_ranks, strict=True))
+        ids.append(query)
+        ranks.append(np.array([rank_of.get(id_, np.inf) for id_ in relevant]))
+        grades.append(np.array(list(relevant.values())))
+    if not ids:
+        raise ValueError("no query of the qrels has a passage with a grade above 0")
+    return ids, query_scores(ranks, grades, cutoffs)
 
 
 def training_queries(

@@ -9,7 +9,6 @@ sees, in rankings all ids, because truncation must not make a wrong passage equa
 """
 
 import collections
-import csv
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -37,11 +36,11 @@ from bert_jax.tasks.queries import (
 from bert_jax.tasks.retrieval_losses import TrainingLoss, find_loss, head_with_loss
 from bert_jax.tasks.retrieval_scores import (
     TOP,
-    bootstrap_intervals,
     find_ranks,
     query_scores,
     rank_scores,
     score_names,
+    write_scores,
 )
 from bert_jax.tasks.similarity_scores import triplet_accuracy
 from bert_jax.tasks.task import (
@@ -664,26 +663,6 @@ def make_judged_split(
         return path
 
     return Split(name, features, score, write, counts=counts)
-
-
-def write_scores(
-    directory: pathlib.Path, name: str, ids: Sequence[str], values: Mapping[str, np.ndarray]
-) -> None:
-    """Writes the scores of a split: SPLIT_scores.tsv with intervals, SPLIT_queries.tsv of each id.
-
-    The intervals of the means have a level of 95 % (`bootstrap_intervals`).
-    """
-    intervals = bootstrap_intervals(values)
-    with open(directory / f"{name}_scores.tsv", "w", encoding="utf-8") as stream:
-        stream.write("score\tmean\tlow\thigh\n")
-        for score, each in values.items():
-            numbers = (float(each.mean()), *intervals[score])
-            stream.write("\t".join([score, *(f"{number:.4f}" for number in numbers)]) + "\n")
-    with open(directory / f"{name}_queries.tsv", "w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
-        writer.writerow(["id", *values])
-        columns = (each.round(6).tolist() for each in values.values())
-        writer.writerows(zip(ids, *columns, strict=True))
 
 
 def describe_rankings(

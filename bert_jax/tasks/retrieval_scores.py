@@ -5,6 +5,8 @@ answer the query: a score depends neither on the order of the passages nor on th
 that gives all passages the same score gets the lowest. (trec_eval orders a tie by the ids.)
 """
 
+import csv
+import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -131,3 +133,33 @@ def bootstrap_intervals(
     return {
         name: (float(low), float(high)) for name, low, high in zip(values, *bounds, strict=True)
     }
+
+
+def describe_scores(values: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns the lines of a table: each score's mean, and the bounds of its 95 % interval."""
+    intervals = bootstrap_intervals(values)
+    rows = (
+        [score, *(f"{number:.4f}" for number in (each.mean(), *intervals[score]))]
+        for score, each in values.items()
+    )
+    return ["\t".join(row) for row in (["score", "mean", "low", "high"], *rows)]
+
+
+def write_scores(
+    directory: pathlib.Path, name: str, ids: Sequence[str], values: Mapping[str, np.ndarray]
+) -> None:
+    """Writes NAME_scores.tsv, as `describe_scores` has them, and NAME_queries.tsv, of each id."""
+    lines = describe_scores(values)
+    (directory / f"{name}_scores.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_query_scores(directory / f"{name}_queries.tsv", ids, values)
+
+
+def write_query_scores(
+    path: pathlib.Path, ids: Sequence[str], values: Mapping[str, np.ndarray]
+) -> None:
+    """Writes the scores of each query by id, separated by tabs."""
+    with open(path, "w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
+        writer.writerow(["id", *values])
+        columns = (each.round(6).tolist() for each in values.values())
+        writer.writerows(zip(ids, *columns, strict=True))

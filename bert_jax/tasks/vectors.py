@@ -189,6 +189,7 @@ class SearchPredictor:
         self.notes: dict[str, int] = collections.Counter()
         self._trained, self._top_k = trained, options["top_k"]
         self._ranks: dict[str, list[float]] = collections.defaultdict(list)
+        self._grades: dict[str, list[float]] = collections.defaultdict(list)
         self._last_id = ""
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
@@ -241,12 +242,14 @@ class SearchPredictor:
             # Among equal scores, other passages rank before the positive.
             rank = float(np.sum(scores >= scores[own[0]])) if len(own) else np.inf
             self._ranks[query.text].append(rank)
+            self._grades[query.text].append(query.grade)
         return lines
 
     def scores(self) -> dict[str, float]:
         if not self._ranks:
             return {}
-        return rank_scores(list(self._ranks.values())) | {"queries": len(self._ranks)}
+        scores = rank_scores(list(self._ranks.values()), list(self._grades.values()))
+        return scores | {"queries": len(self._ranks)}
 
 
 def write_run(path: pathlib.Path, blocks: Iterable[Sequence[dict]]) -> None:

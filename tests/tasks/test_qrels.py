@@ -11,7 +11,7 @@ import bert_jax
 from bert_jax import finetune
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.tasks import retrieval
-from bert_jax.tasks.qrels import read_corpus, read_qrels, read_query_texts, read_run
+from bert_jax.tasks.qrels import read_corpus, read_qrels, read_query_texts, read_run, score_run
 from bert_jax.tasks.queries import iterate_queries, read_queries
 from bert_jax.tasks.task import TrainedHead
 from bert_jax.tasks.vectors import VectorPredictor
@@ -114,10 +114,17 @@ def test_every_passage_is_ranked_by_id_with_its_title(files, tokenizer, tmp_path
     read = read_queries(tmp_path / "dev.jsonl", is_training=True)
     assert [(each.id, each.rank) for each in read] == [("q1", 1), ("q1", 3), ("q2", 3)]
     assert read[0].scores[0] == 2 and read[1].positive == "war the war"
-    assert read_run(tmp_path / "dev.run") == {
+    run = read_run(tmp_path / "dev.run")
+    assert {query: list(results) for query, results in run.items()} == {
         "q1": ["d1", "d3", "d4", "d2", "d5"],
         "q2": ["d3", "d5", "d2", "d1", "d4"],
     }
+    qrels = read_qrels(files["dev"])
+    assert score_run(qrels, run)[0] == ["q1", "q2", "q8"]  # Without results, q8 scores 0.
+    del qrels["q8"]
+    ids, scores = score_run(qrels, run, (1, 3))
+    assert ids == ["q1", "q2"]
+    assert {name: each.mean() for name, each in scores.items()} == pytest.approx(found)
     table = (tmp_path / "dev_scores.tsv").read_text().splitlines()
     assert table[0].split("\t") == ["score", "mean", "low", "high"]
     row = dict(line.split("\t", 1) for line in table)["mrr_at_3"]
