@@ -11,6 +11,8 @@ datasets = pytest.importorskip("datasets")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 import bert_jax  # noqa: E402
+from bert_jax.checkpoints.export import save_huggingface  # noqa: E402
+from bert_jax.checkpoints.read import read_model  # noqa: E402
 from bert_jax.inference.mteb_models import mteb_model  # noqa: E402
 from tests.helpers.corpora import WORDS  # noqa: E402
 
@@ -71,6 +73,19 @@ class LocalRetrieval(mteb.abstasks.AbsTaskRetrieval):
         self.data_loaded = True
 
 
+class LocalReranking(LocalRetrieval):
+    metadata = metadata("Reranking", "ndcg_at_10")
+
+    def load_data(self, **kwargs):
+        super().load_data()
+        split = self.dataset["default"]["test"]
+        ids = split["corpus"]["id"]
+        split["top_ranked"] = {
+            query: list({*RNG.choice(ids, 20).tolist(), *relevant})
+            for query, relevant in split["relevant_docs"].items()
+        }
+
+
 def scores_of(model, task):
     result = mteb.evaluate(model, task, cache=None, show_progress_bar=False)
     (scores,) = result.task_results[0].scores["test"]
@@ -84,4 +99,19 @@ def test_scores_equal_those_of_sentence_transformers(kind):
     found = scores_of(mteb_model(bert_jax.load(MINILM)), task)
     expected = scores_of(sentence_transformers.SentenceTransformer(str(MINILM)), task)
     assert found.keys() == expected.keys() and task.metadata.main_score in found
+    assert found == pytest.approx(expected, abs=1e-4, nan_ok=True)
+
+
+def test_scores_of_a_cross_encoder_equal_those_of_sentence_transformers(tmp_path):
+    params, settings, tokenizer, _ = read_model(MINILM)
+    kernel = np.random.default_rng(0).normal(size=(384, 1)).astype(np.float32)
+    params["head"] = {"kernel": kernel, "bias": np.float32([0.5])}
+    head = {"task": "multiple_choice", "labels": ["score"], "max_seq_length": 64}
+    settings["head"] = head | {"max_query_length": 32}
+    save_huggingface(tmp_path / "out", params, settings, tokenizer)
+    task = LocalReranking()
+    task.load_data()
+    found = scores_of(mteb_model(bert_jax.load(tmp_path / "out")), task)
+    expected = scores_of(sentence_transformers.CrossEncoder(str(tmp_path / "out")), task)
+    assert found["ndcg_at_10"] < 1
     assert found == pytest.approx(expected, abs=1e-4, nan_ok=True)
