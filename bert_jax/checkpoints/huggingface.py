@@ -4,6 +4,7 @@ Needs neither transformers nor torch; see `pickled.py` for files of old versions
 """
 
 import collections
+import math
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -11,7 +12,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_jax.checkpoints import parameters
-from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
+from bert_jax.checkpoints.sentence_transformers import (
+    MODULES_FILENAME,
+    check_activation,
+    read_modules,
+)
 from bert_jax.checkpoints.tensors import (
     check_no_adapter,
     describe_adapter,
@@ -239,6 +244,21 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     try:
         _check_code_and_adapters(values)
         config, head = config_from_huggingface(values), head_from_huggingface(values)
+        is_cross_encoder = modules is not None and modules.is_cross_encoder
+        if "sentence_transformers" in values:  # Where its former versions store it.
+            name = values["sentence_transformers"].get("activation_fn")
+            check_activation(name, path)
+            is_cross_encoder = True
+        if (
+            is_cross_encoder
+            and head
+            and head["task"] == "regression"
+            and values.get(HEAD_KEY) is None
+        ):
+            limit = (modules and modules.max_seq_length) or values.get("model_max_length")
+            limit = int(min(limit or math.inf, config.max_position_embeddings))
+            head = {"task": "multiple_choice", "labels": ["score"]}
+            head |= {"max_seq_length": limit, "max_query_length": limit}
         if modules and modules.head:
             limit = modules.head.get("max_seq_length", config.max_position_embeddings)
             limit = min(limit, config.max_position_embeddings)

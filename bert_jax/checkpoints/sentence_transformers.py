@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.checkpoints.tensors import read_tensors
-from bert_jax.model.pooling import POOLINGS
+from bert_jax.model.pooling import POOLINGS, SIMILARITIES
 from bert_jax.runtime.model_files import read_json, read_list, read_optional
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME
 
@@ -88,9 +88,15 @@ _MODEL_OPTIONS = {
     "__version__": None,
     "prompts": None,
     "default_prompt_name": None,
-    "similarity_fn_name": None,
+    "similarity_fn_name": (*SIMILARITIES, None),
     "model_type": ("SentenceTransformer",),
-    "truncate_dim": (None,),
+    "truncate_dim": None,
+}
+_SCORES = {"method": "forward", "method_output_name": "logits"}
+_CROSS_ENCODER_OPTIONS = _ENCODER_OPTIONS | {
+    "transformer_task": ("sequence-classification",),
+    "modality_config": ({"text": _SCORES}, None),
+    "module_output_name": ("scores",),
 }
 
 
@@ -103,12 +109,16 @@ class EmbeddingModules(NamedTuple):
         max_seq_length, prompt and prompts; None for an encoder alone.
       tensors: of the projections, as `projection_N.weight` and `.bias`.
       lower_cases: whether texts are lower-cased before the tokenizer reads them.
+      is_cross_encoder: whether the encoder has a head that scores pairs, in `config.json`.
+      max_seq_length: of a cross-encoder, where it is known.
     """
 
     encoder: pathlib.Path
     head: dict | None
     tensors: dict[str, np.ndarray]
     lower_cases: bool
+    is_cross_encoder: bool = False
+    max_seq_length: int | None = None
 
 
 def read_modules(directory: pathlib.Path) -> EmbeddingModules:
@@ -139,6 +149,13 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
         raise ValueError(f"{path}: a Dense module after Normalize is not supported: {fix}")
     encoder = modules[0][1]
     encoder_path = next(encoder.glob("sentence_*_config.json"), encoder / ENCODER_FILENAME)
+    model_path = directory / MODEL_FILENAME
+    if read_optional(model_path).get("model_type") == "CrossEncoder" and len(modules) == 1:
+        options = _read_options(encoder_path, _CROSS_ENCODER_OPTIONS)
+        check_activation(read_optional(model_path).get("activation_fn"), model_path)
+        lower_cases = bool(options.get("do_lower_case"))
+        limit = _read_limit(encoder_path, "max_seq_length")
+        return EmbeddingModules(encoder, None, {}, lower_cases, True, limit)
     options = _read_options(encoder_path, _ENCODER_OPTIONS)
     lower_cases = bool(options.get("do_lower_case"))
     if len(modules) == 1:
@@ -148,7 +165,13 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
         limit = _read_limit(encoder / CONFIG_FILENAME, "model_max_length")
     if limit is not None:
         head["max_seq_length"] = limit
-    head |= _read_pooling(modules[1][1] / "config.json", directory / MODEL_FILENAME)
+    head |= _read_pooling(modules[1][1] / "config.json", model_path)
+    options = _read_options(model_path, _MODEL_OPTIONS)
+    if (size := options.get("truncate_dim")) is not None:
+        head["truncate_dim"] = size
+    similarity = options.get("similarity_fn_name") or "cosine"
+    if similarity != similarity_of(head):
+        head["similarity"] = similarity
     projections, tensors = [], {}
     for name, folder in modules[2:]:
         if name == "Normalize":
@@ -161,6 +184,21 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
     if projections:
         head["projections"] = projections
     return EmbeddingModules(encoder, head, tensors, lower_cases)
+
+
+def check_activation(name: str | None, path: pathlib.Path) -> None:
+    """Raises ValueError unless the scores of a cross-encoder are its logits, or their sigmoid.
+
+    Both have the same order; bert_jax gives the logits.
+    """
+    if name is not None and name.rpartition(".")[2] not in ("Identity", "Sigmoid"):
+        fix = "expected Identity or Sigmoid, which keep the order of the logits"
+        raise ValueError(f"{path}: activation_fn is {name}, {fix}")
+
+
+def similarity_of(head: Mapping) -> str:
+    """Returns the one of `SIMILARITIES` that an "embedding" head is used with."""
+    return head.get("similarity") or ("cosine" if head["normalize"] else "dot")
 
 
 def _read_limit(path: pathlib.Path, name: str) -> int | None:
@@ -255,7 +293,7 @@ def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
     files = {
         ENCODER_FILENAME: {"max_seq_length": head["max_seq_length"]},
-        MODEL_FILENAME: {"similarity_fn_name": "cosine" if head["normalize"] else "dot"},
+        MODEL_FILENAME: {"similarity_fn_name": similarity_of(head)},
         "1_Pooling/config.json": {
             "word_embedding_dimension": hidden_size,
             **{
@@ -272,6 +310,8 @@ def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
         files[MODEL_FILENAME]["default_prompt_name"] = name
     if prompts:
         files[MODEL_FILENAME]["prompts"] = prompts
+    if "truncate_dim" in head:
+        files[MODEL_FILENAME]["truncate_dim"] = head["truncate_dim"]
     size = len(poolings) * hidden_size
     for projection in head.get("projections", ()):
         modules.append(("Dense", f"{len(modules)}_Dense"))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.inference.pretrained_model import PretrainedModel
+from bert_jax.model.heads import find_head
 from bert_jax.tasks.queries import Query, TokenizedTexts, read_passages
 from bert_jax.tasks.search import search
 from bert_jax.tasks.vectors import open_vectors, read_texts
@@ -154,7 +155,14 @@ def read_corpus(path: str | pathlib.Path, model: PretrainedModel) -> Corpus:
             lambda: itertools.chain.from_iterable(map(read_texts, shards)),
         )
     texts = list(dict.fromkeys(read_passages(path, empty_texts=True)))
-    return Corpus([model.encode(texts, normalize=True)], lambda: texts)
+    return Corpus([_encode(model, "document", texts)], lambda: texts)
+
+
+def _encode(model: PretrainedModel, prompt_name: str, texts: Sequence[str]) -> np.ndarray:
+    """Returns vectors of length 1. A model without a head for embeddings has no prompts."""
+    has_prompts = bool(model.head) and find_head(model.head).predicts == "vector"
+    name = prompt_name if has_prompts else None
+    return model.encode(texts, normalize=True, prompt_name=name)
 
 
 def _unit_rows(vectors: np.ndarray) -> np.ndarray:
@@ -194,14 +202,12 @@ def find_candidates(
     All positives are among the passages, whether or not they are in the corpus.
     """
     positives = dict.fromkeys(line.positive for group in groups for line in group)
-    vectors = model.encode([*positives], normalize=True)
+    vectors = _encode(model, "document", [*positives])
     vector_of = dict(zip(positives, vectors, strict=True))
     known = {text for text in corpus.texts() if text in positives}
     added = [text for text in positives if text not in known]
     own_vectors = np.array([vector_of[text] for text in added]).reshape(-1, vectors.shape[1])
-    max_length = (model.head or {}).get("max_query_length")
-    texts = [group[0].text for group in groups]
-    queries = model.encode(texts, normalize=True, max_length=max_length)
+    queries = _encode(model, "query", [group[0].text for group in groups])
     found = search(queries, [*corpus.vectors, own_vectors], depth)
     wanted = set(np.unique(found.indices).tolist())
     numbered = enumerate(itertools.chain(corpus.texts(), added))

@@ -27,6 +27,7 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.save import check_head, save_model
+from bert_jax.checkpoints.sentence_transformers import similarity_of
 from bert_jax.data.features import LabelLayout, ModelInput, check_segments
 from bert_jax.inference import forward, masked_text, unmasking
 from bert_jax.inference.forward import ROWS_PER_BATCH
@@ -53,7 +54,7 @@ from bert_jax.model.config import BertConfig, pools_last
 from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import CHOICES, Execution, ExecutionPlan, log_path, plan_execution
 from bert_jax.model.heads import HEADS, find_head, make_model
-from bert_jax.model.pooling import POOLINGS
+from bert_jax.model.pooling import POOLINGS, SIMILARITIES
 from bert_jax.model.task_models import SparseModel
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
@@ -293,6 +294,7 @@ class PretrainedModel:
         normalize: bool = False,
         global_positions: Sequence | None = None,
         prompt_name: str | None = None,
+        truncate_dim: int | None = None,
     ) -> np.ndarray:
         """Computes a vector for each text or pair, float32 `[num_texts, size]`; `[size]` for one.
 
@@ -312,6 +314,9 @@ class PretrainedModel:
           prompt_name: of a bi-encoder or a model of sentence-transformers, what the texts are:
             "query", "document" (a passage), or another name of `head["prompts"]`, whose text
             precedes each of them. None: passages; of a model of sentence-transformers, its default.
+          truncate_dim: number of the first dimensions to keep, for models that were trained so
+            (Matryoshka). Vectors that are normalized have length 1 without the others. None: all,
+            or as many as the model's head says.
         """
         parts, chosen = as_texts_or_pairs(texts)
         is_bi_encoder = bool(self.head) and find_head(self.head).predicts == "vector"
@@ -334,6 +339,10 @@ class PretrainedModel:
             parts = [(prompt + first, *second) for first, *second in parts]
         if normalize:
             head["normalize"] = True
+        if truncate_dim is not None:
+            full = make_model(self.config, head | {"truncate_dim": None}, self.plan)
+            check_whole("truncate_dim", truncate_dim, 1, full.vector_size)
+            head["truncate_dim"] = truncate_dim
         # Of the model's own config: global tokens are those of its own head.
         module = make_model(self.config, head, self.plan).clone(config=self.module.config)
         function = functools.partial(forward.head_outputs, module, self.params)
@@ -384,6 +393,22 @@ class PretrainedModel:
                 np.put_along_axis(weights, others, 0, axis=1)
             vectors[index] = csr_array(weights)
         return vstack(vectors, format="csr")
+
+    def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Compares each of the vectors of `encode` with each: float32 `[len(first), len(second)]`.
+
+        By the cosine or, of a bi-encoder that does not normalize, the dot product; a model of
+        sentence-transformers may have the negative Euclidean or Manhattan distance.
+
+        Raises ValueError unless both are `[num, size]`, or `[size]` for one, of equal sizes.
+        """
+        first, second = (np.atleast_2d(np.asarray(each, np.float32)) for each in (first, second))
+        if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
+            shapes = f"{list(first.shape)} and {list(second.shape)}"
+            raise ValueError(f"expected vectors [num, size] of equal sizes, got {shapes}")
+        is_embedding = bool(self.head) and find_head(self.head).predicts == "vector"
+        name = similarity_of({"normalize": True} | self.head) if is_embedding else "cosine"
+        return SIMILARITIES[name](first, second)
 
     @overload
     def hidden_states(

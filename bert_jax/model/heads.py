@@ -398,7 +398,7 @@ EMBEDDING = Head(
     loss=None,
     batch_loss=_in_batch_loss,
     module=vector_model,
-    options=("pooling", "projections", "normalize"),
+    options=("pooling", "projections", "normalize", "truncate_dim"),
     input_kind="sequences",
     label_layout=LabelLayout(is_ragged=True),  # Tasks set its shape.
     is_collapsed=_equal_vectors,

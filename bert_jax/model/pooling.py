@@ -1,10 +1,24 @@
-"""Pooling: one vector for each sequence of a packed row."""
+"""Pooling: one vector for each sequence of a packed row, and how vectors are compared."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from scipy.spatial.distance import cdist
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """The kinds of pooling of the last layer, by their names in sentence-transformers."""
+
+SIMILARITIES = {
+    "cosine": lambda first, second: _unit_rows(first) @ _unit_rows(second).T,
+    "dot": lambda first, second: first @ second.T,
+    "euclidean": lambda first, second: -cdist(first, second).astype(np.float32),
+    "manhattan": lambda first, second: -cdist(first, second, "cityblock").astype(np.float32),
+}
+"""Functions of float32 `[N, size]` and `[M, size]` to `[N, M]`, by sentence-transformers' names."""
+
+
+def _unit_rows(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def pool_tokens(

@@ -107,6 +107,7 @@ class VectorModel(nn.Module):
       pooling: some of `POOLINGS`, whose vectors are joined, or "pooler" alone.
       projections: dense layers of the pooled vector, from sentence-transformers.
       normalize: whether vectors have length 1, so that dot products are cosines.
+      truncate_dim: number of the first dimensions to keep, before normalization; None: all.
       plan: how the encoder runs.
     """
 
@@ -114,14 +115,16 @@ class VectorModel(nn.Module):
     pooling: tuple[str, ...] = ("mean",)
     projections: tuple[Projection, ...] = ()
     normalize: bool = True
+    truncate_dim: int | None = None
     plan: ExecutionPlan = ExecutionPlan()
 
     @property
     def vector_size(self) -> int:
         """The size of a vector."""
+        size = len(self.pooling) * self.config.hidden_size
         if self.projections:
-            return self.projections[-1].size
-        return len(self.pooling) * self.config.hidden_size
+            size = self.projections[-1].size
+        return min(size, self.truncate_dim or size)
 
     def setup(self):
         if pools_last(self.config) and "cls" in self.pooling:
@@ -151,6 +154,7 @@ class VectorModel(nn.Module):
             vectors = pool_tokens(x, batch["sequence_bounds"], self.pooling)
         for layer, each in zip(self.projection_layers, self.projections, strict=True):
             vectors = ACTIVATIONS[each.activation](layer(vectors))
+        vectors = vectors[..., : self.vector_size]
         squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
         return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
 

@@ -181,8 +181,8 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         ),
         (
             [pooling("mean")],
-            {"config_sentence_transformers": {"truncate_dim": 2}},
-            "truncate_dim is 2",
+            {"config_sentence_transformers": {"similarity_fn_name": "jaccard"}},
+            "similarity_fn_name is 'jaccard'",
         ),
         (
             [pooling("mean")],

@@ -26,7 +26,13 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import init_state
 from tests.helpers.commands import ROOT
-from tests.helpers.models import assert_trees_equal, batch_of_row, example_batch, small_model_config
+from tests.helpers.models import (
+    assert_trees_equal,
+    batch_of_row,
+    example_batch,
+    small_model_config,
+    write_head,
+)
 
 NAN = float("nan")  # An empty cell of a table.
 
@@ -794,3 +800,22 @@ def test_model_that_could_not_be_loaded_is_not_saved(model, tmp_path, change, me
     with pytest.raises(ValueError, match=message):
         classifier.save(tmp_path / "saved")
     assert not [*tmp_path.iterdir()]
+
+
+def test_truncated_vectors_are_compared_as_the_head_says(tmp_path):
+    vectors = {}
+    for name, head in {"unit": {"normalize": True}, "raw": {"normalize": False}}.items():
+        head = {"task": "embedding", "labels": [], "pooling": "mean"} | head
+        model = bert_jax.load(write_head(tmp_path / name, **head))
+        vectors[name] = model.encode(["the old river", "a king"], truncate_dim=4)
+        first, second = vectors[name]
+        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+        expected = cosine if name == "unit" else first @ second
+        assert model.similarity(first, second)[0, 0] == pytest.approx(expected, rel=1e-5)
+        with pytest.raises(ValueError, match="truncate_dim"):
+            model.encode("the", truncate_dim=17)
+        with pytest.raises(ValueError, match=r"got \[1, 4\] and \[1, 3\]"):
+            model.similarity(first, second[:3])
+    np.testing.assert_allclose(np.linalg.norm(vectors["unit"], axis=1), 1, rtol=1e-5)
+    directions = vectors["raw"] / np.linalg.norm(vectors["raw"], axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors["unit"], directions, atol=1e-5)

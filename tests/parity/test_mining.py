@@ -19,8 +19,8 @@ st = pytest.importorskip("sentence_transformers")
 RULES = {
     "top": {},
     "range": {"range_min": 3, "range_max": 9, "num_negatives": 4},
-    "absolute margin": {"absolute_margin": 0.02, "range_min": 1},
-    "relative margin": {"relative_margin": 0.05},
+    "absolute margin": {"absolute_margin": -0.05, "range_min": 1},
+    "relative margin": {"relative_margin": -0.04},
     "bounds": {"max_score": 0.9, "min_score": 0.4, "num_negatives": 2},
     "min score": {"min_score": 0.8},
     "long range": {"range_max": 500, "absolute_margin": 0.0},
@@ -38,7 +38,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     heads = {
         "bi": {"task": "embedding", "labels": [], "pooling": "mean", "normalize": True},
-        "cross": {"task": "multiple_choice", "labels": ["score"]},
+        "cross": {"task": "multiple_choice", "labels": ["score"], "max_query_length": 64},
     }
     ours, theirs = {}, {}
     for name, head in heads.items():
@@ -57,10 +57,13 @@ def test_mined_negatives_are_those_of_sentence_transformers(name, models, tmp_pa
     rules = {**RULES, **OF_LOGITS}[name]
     rng = np.random.default_rng(0)
     passages, queries = list(dict.fromkeys(texts(120, seed=1))), list(dict.fromkeys(texts(15)))
-    pairs = [  # One to three positives each, some of which the corpus lacks.
+    pairs = [  # One to three positives each, some of which the corpus lacks; one is near.
         (query, passage)
         for query in queries
-        for passage in rng.choice(passages, rng.integers(1, 4), replace=False)
+        for passage in [
+            f"{query} {passages[0]}"[:-7],
+            *rng.choice(passages, rng.integers(0, 3), replace=False),
+        ]
     ]
     corpus = passages[:90]
     expected = st.util.mine_hard_negatives(
