@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from bert_jax import finetune
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.tasks import retrieval
 from bert_jax.tasks.retrieval_losses import LOSSES, find_loss
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import write_vocabulary
 from tests.helpers.json_lines import write_lines
+from tests.helpers.models import write_weights
 
 PAIRS = [
     {"sentence1": "old river", "sentence2": "the river grew old", "score": 0.75},
@@ -62,6 +64,28 @@ def test_classes_of_texts_are_numbered(tmp_path, tokenizer):
     task = make_task(tmp_path, tokenizer, "bi_encoder", "batch_hard_triplet", TEXTS)
     assert [feature.label for feature in task.train] == [1, 0]
     assert texts_of(tokenizer, task.train[0]) == ["[CLS] a king [SEP]"]
+
+
+@pytest.mark.exhaustive
+def test_model_trained_on_pairs_guides_another(tmp_path):
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    config = config_file.get_config("bi_encoder,runlocal")
+    config.init_from = str(write_weights(tmp_path / "weights", vocabulary))
+    config.data.train = config.data.dev = str(write_lines(tmp_path / "pairs.jsonl", PAIRS * 5))
+    config.data.evaluation, config.loss.name = "similarity", "cosent"
+    result = finetune.train_and_evaluate(config.lock(), tmp_path / "guide")
+    assert -1 <= result["dev"]["spearman"] <= 1
+
+    config = config_file.get_config("bi_encoder,runlocal")
+    config.init_from = str(tmp_path / "weights")
+    config.data.train = config.data.dev = str(write_lines(tmp_path / "train.jsonl", TAUGHT * 5))
+    config.data.num_negatives, config.loss.name = 2, "guided_in_batch"
+    config.loss.matryoshka_sizes = (16, 8)
+    with pytest.raises(ValueError, match=r"config\.teacher is not set"):
+        finetune.train_and_evaluate(config, tmp_path / "none")
+    config.teacher = str(tmp_path / "guide")
+    result = finetune.train_and_evaluate(config.lock(), tmp_path / "run")
+    assert result["dev"]["mrr_at_10"] > 0
 
 
 BAD_FIELDS = {
