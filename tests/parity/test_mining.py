@@ -101,5 +101,5 @@ def test_mined_negatives_are_those_of_sentence_transformers(name, models, tmp_pa
         negatives, scores = by_pair[line["query"], line["positive"]]
         assert line["negatives"] == negatives
         own = [line["positive_score"], *line["scores"]]
-        np.testing.assert_allclose(own, scores, atol=1e-5)
+        np.testing.assert_allclose(own, scores, atol=1e-4)
     print(name, len(found), len(pairs), collections.Counter(counts))
