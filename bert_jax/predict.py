@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
+import itertools
 import json
 import pathlib
 import signal
@@ -29,7 +30,9 @@ import bert_jax
 from bert_jax.data.features import ModelInput
 from bert_jax.inference.forward import ROWS_PER_BATCH
 from bert_jax.inference.prediction_files import (
+    close_shard_folder,
     complete_files,
+    describe_model,
     open_shard_folder,
     split_into_shards,
     write_shards,
@@ -50,7 +53,7 @@ from bert_jax.runtime.named_modules import import_modules, import_part
 from bert_jax.tasks import pseudo_likelihood
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Predictor, TrainedHead
-from bert_jax.training.state import parameters_hash
+from bert_jax.tasks.vectors import VectorPredictor, check_model
 
 ALL_DEVICES = 0
 AS_TRAINED = "; default: as in the run that trained the model."
@@ -163,23 +166,30 @@ def predict(
     if process_id not in range(num_processes):
         raise ValueError(f"process_id={process_id}: expected 0 to {num_processes - 1}")
     loaded = bert_jax.load(model, device=device)
-    files = choose_files(make_predictor(loaded, options), source, target, bool(shard_size))
+    predictor = make_predictor(loaded, options)
+    if passages := options.get("passages"):
+        check_model(pathlib.Path(passages), describe_model(loaded))
+    files = choose_files(predictor, source, target, bool(shard_size))
     apply = spread(loaded, batch_size, device, num_devices)
     folder = contextlib.nullcontext(target) if shard_size else complete_files(target)
     if shard_size:
         data_dir = loaded.settings.get("data", {}).get("data_dir", "")
         contents = {name: content_hash(str(path), data_dir) for path, name in files}
-        settings = {"model": parameters_hash(loaded.params), "input": contents, **options}
+        settings = describe_model(loaded) | {"input": contents} | predictor.options
         open_shard_folder(target, settings)
-    scores = {}
+    scores, num_shards, numbers = {}, {}, itertools.count()
     with folder as directory:
         for path, name in files:
             predictor = make_predictor(loaded, options)  # With notes and scores of its own.
+            if isinstance(predictor, VectorPredictor):
+                predictor.numbers = numbers  # The ids of a folder are those of one index.
             write, examples = predictor.writers[pathlib.Path(name).suffix], predictor.read(path)
             compute = functools.partial(predict_blocks, apply, predictor)
             if shard_size:
                 shards = map(compute, split_into_shards(examples, shard_size))
-                write_shards(directory / name, write, shards, process_id, num_processes)
+                num_shards[name] = write_shards(
+                    directory / name, write, shards, process_id, num_processes
+                )
             else:
                 write(directory / name, compute(examples))
             if found := predictor.scores():
@@ -187,6 +197,8 @@ def predict(
             for what, count in sorted(predictor.notes.items()):
                 if count:
                     logging.info("%s: %d %s", path, count, what)
+    if shard_size:
+        close_shard_folder(target, settings, num_shards)
     return scores
 
 

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from absl import logging
 
-SETTINGS_FILENAME = "shards.json"
+from bert_jax.inference.pretrained_model import PretrainedModel
+from bert_jax.tasks.vectors import NUM_SHARDS, SHARDS_FILENAME, shard_name
+from bert_jax.training.state import parameters_hash
 
 
 @contextlib.contextmanager
@@ -42,30 +44,51 @@ def complete_files(target: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def describe_model(model: PretrainedModel) -> dict[str, object]:
+    """Returns what a model's outputs depend on: hashes of its parameters and tokenizer, its head.
+
+    As JSON has them.
+    """
+    head = json.loads(json.dumps(model.head))
+    hashes = {"model": parameters_hash(model.params), "tokenizer": model.tokenizer.sha256[:16]}
+    return hashes | {"head": head}
+
+
 def open_shard_folder(directory: pathlib.Path, settings: Mapping[str, object]) -> None:
     """Creates a folder of shards, or checks that an earlier run created it with equal settings.
 
     Raises FileExistsError for a folder with other contents, ValueError for other settings.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path, found = directory / SETTINGS_FILENAME, {each.name for each in directory.iterdir()}
+    path, found = directory / SHARDS_FILENAME, {each.name for each in directory.iterdir()}
     if path.name not in found:
         if others := sorted(name for name in found if not name.startswith(".")):
             raise FileExistsError(
                 f"output={directory} has {others[0]} but no {path.name}, so it is no folder of "
                 "shards: choose another, or remove it"
             )
-        # Processes that do so at the same time write the same.
-        temporary = directory / f".{path.name}.{platform.node()}.{os.getpid()}"
-        temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        temporary.rename(path)
+        _write_settings(path, settings)
     stored = json.loads(path.read_text(encoding="utf-8"))
-    for name in sorted(stored.keys() | settings.keys()):
+    for name in sorted((stored.keys() | settings.keys()) - {NUM_SHARDS}):
         if stored.get(name) != settings.get(name):
             raise ValueError(
                 f"output={directory} was begun with {name}={stored.get(name)}, now it is "
                 f"{settings.get(name)}: use the same model, input and options, or another output"
             )
+
+
+def close_shard_folder(
+    directory: pathlib.Path, settings: Mapping[str, object], counts: Mapping[str, int]
+) -> None:
+    """Stores the number of shards of each output, of all processes, when they are known."""
+    _write_settings(directory / SHARDS_FILENAME, {**settings, NUM_SHARDS: counts})
+
+
+def _write_settings(path: pathlib.Path, settings: Mapping[str, object]) -> None:
+    # Processes that do so at the same time write the same.
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
+    temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    temporary.rename(path)
 
 
 def write_shards(
@@ -74,8 +97,10 @@ def write_shards(
     shards: Iterable[Iterable[Sequence]],
     process_id: int,
     num_processes: int,
-) -> None:
+) -> int:
     """Writes the shards of one process that are not there yet: NAME-00000.npy, ... for NAME.npy.
+
+    Returns the number of shards of all processes.
 
     Args:
       write: writes the blocks of one shard into a folder, and files beside them.
@@ -83,7 +108,7 @@ def write_shards(
     """
     counts: dict[str, int] = collections.Counter()
     for number, blocks in enumerate(shards):
-        path = target.with_name(f"{target.stem}-{number:05d}{target.suffix}")
+        path = target.with_name(shard_name(target.name, number))
         if number % num_processes != process_id:
             counts["of other processes"] += 1
         elif path.exists():
@@ -96,6 +121,7 @@ def write_shards(
             logging.info("Wrote %s", path)
     described = ", ".join(f"{count} {which}" for which, count in counts.items())
     logging.info("%s: %d shards (%s)", target, counts.total(), described)
+    return counts.total()
 
 
 def _remove_incomplete(path: pathlib.Path) -> None:

@@ -1,7 +1,8 @@
 """Vectors of passages in files: predictors that write them, and that search them for queries.
 
 NAME.npy has the vectors, NAME.ids.jsonl the id and text of each. A large corpus is a folder of such
-files, its shards (`bert_jax.predict --shard_size`).
+files, its shards (`bert_jax.predict --shard_size`), with shards.json about the model that wrote
+them, and their number.
 """
 
 import collections
@@ -19,8 +20,8 @@ from bert_jax.data.features import ModelInput
 from bert_jax.tasks import tables
 from bert_jax.tasks.prompts import find_prompt
 from bert_jax.tasks.qrels import join_title
-from bert_jax.tasks.queries import ID_NAMES, Query, iterate_queries
-from bert_jax.tasks.retrieval_scores import TOP, rank_scores
+from bert_jax.tasks.queries import ID_NAMES, Query, TokenizedTexts, iterate_queries
+from bert_jax.tasks.retrieval_scores import CUTOFFS, TOP, find_ranks, rank_scores
 from bert_jax.tasks.search import search
 from bert_jax.tasks.task import Outputs, TrainedHead, files_with_suffix, write_json_blocks
 from bert_jax.tasks.text_classification import text_features
@@ -28,6 +29,10 @@ from bert_jax.tasks.text_classification import text_features
 DTYPES = ("float32", "float16")
 IDS_SUFFIX = ".ids.jsonl"
 """Suffix of the ids and texts beside vectors; the passages may be in NAME.jsonl."""
+SHARDS_FILENAME = "shards.json"
+"""Has what shards depend on and, once the input was read to its end, NUM_SHARDS."""
+NUM_SHARDS = "num_shards"
+"""Key of the number of shards of each output, NAME.npy."""
 
 
 def embedding_features(
@@ -40,39 +45,55 @@ def embedding_features(
 
 
 class VectorPredictor:
-    """Computes the vectors of passages; see `bert_jax.tasks.task.Predictor`."""
+    """Computes the vectors of passages; see `bert_jax.tasks.task.Predictor`.
+
+    Attributes:
+      options: those that the outputs depend on, with default values filled in.
+      numbers: the ids of passages without any.
+    """
 
     def __init__(self, trained: TrainedHead, options: Mapping):
         if (dtype := options["dtype"]) not in DTYPES:
             raise ValueError(f"dtype={dtype}: expected {' or '.join(DTYPES)}")
         self.writers = {".npy": functools.partial(write_vectors, dtype=dtype)}
         self.notes: dict[str, int] = collections.Counter()
-        self._trained, self._options = trained, options
+        names = ("text", "title", "id", "header_lines", "shard_size", "dtype")
+        self.options = {name: options[name] for name in names}
+        # A model that was trained on a corpus of BEIR has seen the titles.
+        if not self.options["title"] and trained.data.get("queries"):
+            self.options["title"] = "title"
+        self.numbers = itertools.count()
+        self._trained = trained
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
         paths = files_with_suffix(directory, tables.SUFFIXES)
         return [(path, f"{path.stem}.npy") for path in paths]
 
     def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
-        text, id_column, title = (self._options[name] for name in ("text", "id", "title"))
+        text, id_column, title = (self.options[name] for name in ("text", "id", "title"))
         columns = tuple(filter(None, (text, id_column)))
-        lines = self._options["header_lines"]
+        lines = self.options["header_lines"]
         data_dir = self._trained.data.get("data_dir", "")
-        # A model that was trained on a corpus of BEIR has seen the titles.
-        title = title or ("title" if self._trained.data.get("queries") else "")
-        for number, record in enumerate(tables.iterate_table(path, columns, lines, data_dir)):
-            values = record.columns
-            names = (id_column,) if id_column else ID_NAMES
-            id_ = next(filter(None, map(values.get, names)), "" if id_column else str(number))
-            self.notes["passages with a 'title', not used: set title"] += bool(
-                values.get("title") and title != "title"
-            )
-            self.notes[f"passages without a {title!r}"] += bool(title) and not values.get(title)
+        id_names = (id_column,) if id_column else ID_NAMES
+        has_ids = bool(id_column) or None  # None: the first passage decides.
+        for record in tables.iterate_table(path, columns, lines, data_dir):
+            values, number = record.columns, next(self.numbers)
+            id_ = next(filter(None, map(values.get, id_names)), "")
+            if has_ids is None:
+                has_ids = bool(id_)
+            if has_ids != bool(id_):  # A number could be the id of another passage.
+                found = f"an id, {id_!r}, but those before have none" if id_ else "no id"
+                raise ValueError(f"{record.location}: {found}: give all passages an id, or none")
+            has_unused_title = values.get("title") and title != "title"
+            if has_unused_title:
+                self.notes["passages with a 'title', not used: set title"] += 1
+            if title and not values.get(title):
+                self.notes[f"passages without a {title!r}"] += 1
             texts = {text: join_title(values.get(title, ""), values[text])}
-            yield record._replace(id=id_, columns=texts)
+            yield record._replace(id=id_ or str(number), columns=texts)
 
     def features(self, examples: Sequence[tables.Record]) -> list[ModelInput]:
-        texts = [record.columns[self._options["text"]] for record in examples]
+        texts = [record.columns[self.options["text"]] for record in examples]
         self.notes["passages that are empty"] += sum(not text.strip() for text in texts)
         length = self._trained.max_seq_length
         features, truncated = embedding_features(texts, self._trained, length, "document")
@@ -82,7 +103,7 @@ class VectorPredictor:
     def describe(
         self, examples: Sequence[tables.Record], outputs: Outputs
     ) -> list[tuple[dict, np.ndarray]]:
-        text = self._options["text"]
+        text = self.options["text"]
         return [
             ({"id": record.id, "text": record.columns[text]}, np.ravel(output))
             for record, output in zip(examples, outputs, strict=True)
@@ -99,7 +120,8 @@ def write_vectors(
 ) -> None:
     """Writes the vectors, `[passages, size]` of `dtype`, and beside them NAME.ids.jsonl.
 
-    Both are on the disk when it returns. Raises ValueError for values that `dtype` cannot hold.
+    Both are on the disk when it returns. Raises ValueError for values that are not finite, or that
+    `dtype` cannot hold.
     """
     stored = np.dtype(dtype).newbyteorder("<")
     count, header = 0, {"descr": stored.str, "fortran_order": False, "shape": (0, 0)}
@@ -111,11 +133,17 @@ def write_vectors(
             values = np.stack([vector for _, vector in block])
             with np.errstate(over="ignore"):
                 vectors = values.astype(stored)
+            if not np.isfinite(values).all():
+                row = int(np.argmin(np.isfinite(values).all(axis=1)))
+                raise ValueError(
+                    f"the vector of the passage with the id {block[row][0]['id']!r} has values "
+                    "that are not finite: check the model's parameters"
+                )
             if not np.isfinite(vectors).all():
                 largest = np.abs(values).max()
                 raise ValueError(
-                    f"dtype={dtype}: the vectors of block {count // len(block)} have values up to "
-                    f"{largest}: write float32, or normalize the vectors"
+                    f"dtype={dtype}: vectors have values up to {largest}: write float32, or "
+                    "normalize the vectors"
                 )
             if not count:  # Has room for a larger number of rows.
                 header["shape"] = (0, vectors.shape[1])
@@ -149,9 +177,12 @@ class Shard(NamedTuple):
 def open_vectors(path: pathlib.Path) -> list[Shard]:
     """Opens NAME.npy, or all such files of a folder, in the order of their names.
 
-    Raises ValueError if there is none, if ids are missing, or if sizes differ.
+    Raises ValueError if there is none, if shards or ids are missing, or if sizes differ.
     """
-    paths = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(path.glob("*.npy"))
+        paths = _complete_shards(path, paths) if (path / SHARDS_FILENAME).exists() else paths
     names = [each.with_suffix(IDS_SUFFIX) for each in paths]
     complete = all(
         each.suffix == ".npy" and each.is_file() and name.is_file()
@@ -173,83 +204,191 @@ def open_vectors(path: pathlib.Path) -> list[Shard]:
     return shards
 
 
+def shard_name(name: str, number: int) -> str:
+    """Returns the name of a shard of an output, NAME-00000.npy for NAME.npy and 0."""
+    path = pathlib.Path(name)
+    return f"{path.stem}-{number:05d}{path.suffix}"
+
+
+def _complete_shards(folder: pathlib.Path, found: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """Returns the paths of the shards in their order. Raises ValueError unless all are `found`."""
+    counts = _read_shard_settings(folder).get(NUM_SHARDS)
+    if counts is None:
+        fix = "repeat the command of bert_jax.predict that writes it, until it ends"
+        raise ValueError(f"passages={folder} is unfinished: {fix}")
+    names = [shard_name(name, n) for name, count in counts.items() for n in range(count)]
+    found_names = {path.name for path in found}
+    if missing := {*names} - found_names:
+        fix = "let the processes that write them end, or copy those of all hosts into it"
+        raise ValueError(
+            f"passages={folder}: {len(missing)} of {len(names)} shards are missing, such as "
+            f"{min(missing)}: {fix}"
+        )
+    if others := found_names - {*names}:
+        raise ValueError(f"passages={folder}: {min(others)} is none of its shards: remove it")
+    return [folder / name for name in names]
+
+
+def _read_shard_settings(folder: pathlib.Path) -> dict:
+    return json.loads((folder / SHARDS_FILENAME).read_text(encoding="utf-8"))
+
+
+def check_model(path: pathlib.Path, described: Mapping[str, object]) -> None:
+    """Raises ValueError if another model wrote a folder of shards; a single NAME.npy names none.
+
+    `described` has what identifies the model, as SHARDS_FILENAME stores it.
+    """
+    if not (path / SHARDS_FILENAME).exists():
+        return
+    stored = _read_shard_settings(path)
+    for name, value in described.items():
+        if stored.get(name) != value:
+            raise ValueError(
+                f"passages={path}: another model wrote these vectors: its {name} is "
+                f"{stored.get(name)}, that of this model {value}"
+            )
+
+
 def read_texts(shard: Shard) -> Iterator[str]:
     """Yields the text of each vector."""
     return (values["text"] for values, _ in tables.iterate_objects(shard.names))
 
 
 class SearchPredictor:
-    """Ranks the vectors of passages for queries; see `bert_jax.tasks.task.Predictor`."""
+    """Ranks the vectors of passages for queries; see `bert_jax.tasks.task.Predictor`.
+
+    An example is a query: all lines of a file with one text. Each of their ids gets its results.
+    Scores are those of dev: passages are equal if their token ids are, and a positive that is not
+    among the `top_k` counts as not found.
+    """
 
     def __init__(self, trained: TrainedHead, options: Mapping):
         self._shards = open_vectors(pathlib.Path(options["passages"]))
+        _check_ids(self._shards)
         if options["top_k"] < TOP:
             raise ValueError(f"top_k={options['top_k']}: expected at least {TOP}")
         self.writers = {".txt": write_run, ".run": write_run, ".jsonl": write_json_blocks}
         self.notes: dict[str, int] = collections.Counter()
         self._trained, self._top_k = trained, options["top_k"]
-        self._ranks: dict[str, list[float]] = collections.defaultdict(list)
-        self._grades: dict[str, list[float]] = collections.defaultdict(list)
-        self._last_id = ""
+        self._ranks: list[np.ndarray] = []
+        self._grades: list[list[float]] = []
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
         paths = files_with_suffix(directory, (".jsonl",))
         return [(path, f"{path.stem}.txt") for path in paths]
 
-    def read(self, path: str | pathlib.Path) -> Iterator[Query]:
+    def read(self, path: str | pathlib.Path) -> Iterator[list[Query]]:
         unused: dict[str, int] = {}
-        yield from iterate_queries(path, unused)
+        groups: dict[str, list[Query]] = {}
+        first: dict[str, Query] = {}
+        for line in iterate_queries(path, unused):
+            if (other := first.setdefault(line.id, line)).text != line.text:
+                problem = f"id {line.id!r} is already used for another query in {other.location}"
+                raise ValueError(f"{line.location}: {problem}")
+            groups.setdefault(line.text, []).append(line)
+        yield from groups.values()
         for key, count in unused.items():
             self.notes[f"lines with {key!r}, which is not used"] += count
 
-    def features(self, examples: Sequence[Query]) -> list[ModelInput]:
+    def features(self, examples: Sequence[list[Query]]) -> list[ModelInput]:
         length = self._trained.settings.get("max_query_length", self._trained.max_seq_length)
-        texts = [query.text for query in examples]
+        texts = [group[0].text for group in examples]
         self.notes["queries that are empty"] += sum(not text.strip() for text in texts)
         features, truncated = embedding_features(texts, self._trained, length, "query")
         self.notes[f"queries truncated to {length} tokens"] += truncated
         return features
 
-    def describe(self, examples: Sequence[Query], outputs: Outputs) -> list[dict]:
+    def describe(self, examples: Sequence[list[Query]], outputs: Outputs) -> list[dict]:
         queries = np.stack([np.ravel(output) for output in outputs])
         found = search(queries, [shard.vectors for shard in self._shards], self._top_k)
         wanted = set(np.unique(found.indices).tolist())
-        positives = {query.positive for query in examples if query.positive is not None}
-        ids: dict[int, str] = {}
-        index_of: dict[str, int] = {}  # Text of a positive -> its index.
-        names = (tables.iterate_objects(shard.names) for shard in self._shards)
-        for index, (values, _) in enumerate(itertools.chain.from_iterable(names)):
+        positives = {line.positive for group in examples for line in group}
+        passages: dict[int, dict] = {}
+        known: set[str] = set()  # Positives that are among the passages.
+        for index, values in enumerate(_iterate_names(self._shards)):
             if index in wanted:
-                ids[index] = values["id"]
+                passages[index] = values
             if values["text"] in positives:
-                index_of.setdefault(values["text"], index)
+                known.add(values["text"])
+        texts = TokenizedTexts(self._trained.tokenizer, self._trained.max_seq_length)
         lines = []
-        for query, scores, indices in zip(examples, *found, strict=True):
-            named = (ids[index] for index in indices.tolist())
-            passages = [
-                {"id": name, "score": score}
-                for name, score in zip(named, scores.tolist(), strict=True)
+        for group, scores, indices in zip(examples, *found, strict=True):
+            own = [passages[index] for index in indices.tolist()]
+            results = [
+                {"id": values["id"], "score": score}
+                for values, score in zip(own, scores.tolist(), strict=True)
             ]
-            if query.id != self._last_id:  # Of a list of positives, each is a query of this id.
-                lines.append({"id": query.id, "query": query.text, "passages": passages})
-            self._last_id = query.id
-            if query.positive is None:
-                continue
-            if query.positive not in index_of:
-                self.notes["queries whose positive is not among the passages, not scored"] += 1
-                continue
-            own = np.flatnonzero(indices == index_of[query.positive])
-            # Among equal scores, other passages rank before the positive.
-            rank = float(np.sum(scores >= scores[own[0]])) if len(own) else np.inf
-            self._ranks[query.text].append(rank)
-            self._grades[query.text].append(query.grade)
+            for id_ in dict.fromkeys(line.id for line in group):
+                lines.append({"id": id_, "query": group[0].text, "passages": results})
+            labeled = [line for line in group if line.positive is not None]
+            if labeled:
+                ranks, grades = rank_positives(
+                    labeled, [values["text"] for values in own], scores, texts
+                )
+                self._ranks.append(ranks)
+                self._grades.append(grades)
+            unknown = {line.positive for line in labeled} - known
+            self.notes["positives whose text is not among the passages"] += len(unknown)
         return lines
 
     def scores(self) -> dict[str, float]:
         if not self._ranks:
             return {}
-        scores = rank_scores(list(self._ranks.values()), list(self._grades.values()))
-        return scores | {"queries": len(self._ranks)}
+        cutoffs = [k for k in CUTOFFS if k <= self._top_k]
+        return rank_scores(self._ranks, self._grades, cutoffs) | {"queries": len(self._ranks)}
+
+
+def rank_positives(
+    lines: Sequence[Query], found: Sequence[str], scores: np.ndarray, texts: TokenizedTexts
+) -> tuple[np.ndarray, list[float]]:
+    """Returns the rank and the grade of each distinct positive of a query.
+
+    Of equal passages, the best one is ranked, and the best grade counts.
+
+    Args:
+      lines: those of the query, each with a positive.
+      found: texts of passages, best first.
+      scores: float32 `[found]`.
+      texts: says which are equal.
+    """
+    texts.add([*found, *(line.positive for line in lines)])
+    grades: dict[bytes | str, float] = {}
+    for line in lines:
+        name = texts.identity[line.positive]
+        grades[name] = max(line.grade, grades.get(name, 0))
+    place_of: dict[bytes | str, int] = {}
+    for place, text in enumerate(found):
+        place_of.setdefault(texts.identity[text], place)
+    known = [name for name in grades if name in place_of]
+    found_ranks = find_ranks(
+        scores,
+        [place_of[name] for name in known],
+        [*place_of.values()],
+        [grades[name] for name in known],
+    )
+    rank_of = dict(zip(known, found_ranks, strict=True))
+    return np.array([rank_of.get(name, np.inf) for name in grades]), [*grades.values()]
+
+
+def _iterate_names(shards: Sequence[Shard]) -> Iterator[dict]:
+    """Yields the "id" and "text" of each vector."""
+    for shard in shards:
+        for values, _ in tables.iterate_objects(shard.names):
+            yield values
+
+
+def _check_ids(shards: Sequence[Shard]) -> None:
+    """Raises ValueError if two passages have one id, which a run could not tell apart."""
+    # Of millions of ids, eight bytes each.
+    hashes = np.sort(np.fromiter((hash(each["id"]) for each in _iterate_names(shards)), np.int64))
+    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    locations: dict[str, str] = {}
+    for shard in shards if repeated else ():
+        for values, location in tables.iterate_objects(shard.names):
+            id_ = values["id"]
+            if hash(id_) in repeated and (first := locations.setdefault(id_, location)) != location:
+                fix = "write vectors of passages with other ids"
+                raise ValueError(f"{location}: id {id_!r} is already used in {first}: {fix}")
 
 
 def write_run(path: pathlib.Path, blocks: Iterable[Sequence[dict]]) -> None:
