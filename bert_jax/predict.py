@@ -2,8 +2,8 @@
 --output=FILE`.
 
 Top to bottom: the model, how its task reads and writes examples, then the loop, in which nothing of
-the size of the input is kept: read a block of examples -> features -> outputs -> predictions, which
-are appended to the output. It appears when it is complete.
+the size of the input is kept, but for the queries of a search: read a block of examples -> features
+-> outputs -> predictions, which are appended to the output. It appears when it is complete.
 """
 
 from bert_jax.runtime.command_line import restart_with_huge_pages

@@ -5,8 +5,9 @@ python tools/mine_negatives.py --model=runs/bi_encoder --queries=train.jsonl \
 
 --queries has the form to train on, each with its positives; negatives in it are replaced. The
 output has the same form, with the scores of positive and negatives. --passages is a table of texts,
-or vectors that bert_jax.predict wrote with the same model; without it, passages are the positives
-of all queries. With --cross_encoder, its scores replace the bi-encoder's, in ranks and thresholds.
+with titles (--title) if the positives have them, or vectors that bert_jax.predict wrote with the
+same model; without it, passages are the positives of all queries. With --cross_encoder, its scores
+replace the bi-encoder's, in ranks and thresholds.
 
 Prints how many passages each rule dropped, and how many queries have too few negatives; these are
 left out.
@@ -18,7 +19,7 @@ import sys
 from absl import app, flags
 
 import bert_jax
-from bert_jax.inference.mining import SAMPLINGS, MiningRules, mine, read_corpus
+from bert_jax.inference.mining import SAMPLINGS, MiningRules, load_corpus, mine
 from bert_jax.inference.prediction_files import complete_files
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
@@ -29,6 +30,7 @@ from bert_jax.tasks.tables import write_json_lines
 flags.DEFINE_string("model", None, "Bi-encoder: a workdir, a checkpoint, or an import.")
 flags.DEFINE_string("queries", None, "Queries with positives, as to train on.")
 flags.DEFINE_string("passages", None, "Table of texts, or vectors: NAME.npy or a folder of shards.")
+flags.DEFINE_string("title", "", "Column of a title, as for bert_jax.predict.")
 flags.DEFINE_string("output", None, "JSONL file to write; must not exist.")
 flags.DEFINE_string("cross_encoder", None, "Cross-encoder whose scores the rules use.")
 flags.DEFINE_integer("num_negatives", 3, "Negatives of each query.", lower_bound=1)
@@ -72,8 +74,12 @@ def main(argv: list[str]) -> None:
         queries = read_queries(values.queries, is_training=True, unused=unused)
         model = bert_jax.load(values.model)
         cross_encoder = bert_jax.load(values.cross_encoder) if values.cross_encoder else None
-        corpus = read_corpus(values.passages, model) if values.passages else None
+        notes: dict[str, int] = {}
+        corpus = None
+        if values.passages:
+            corpus = load_corpus(values.passages, model, values.title, notes)
         lines, counts = mine(queries, corpus, model, rules, cross_encoder)
+        counts |= {what: count for what, count in notes.items() if count}
         counts |= {f"lines with {key!r}, which is not used": n for key, n in unused.items()}
         counts["negatives in --queries, replaced"] = sum(len(line.negatives) for line in queries)
         with complete_files(output) as folder:

@@ -229,15 +229,14 @@ def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
     options = _read_options(model_path, _MODEL_OPTIONS)
     prompts, default_name = options.get("prompts") or {}, options.get("default_prompt_name")
     prompt = prompts.get(default_name)
-    if prompt and not values.get("include_prompt", True):
-        fix = f"remove default_prompt_name from {model_path.name}"
+    if any(prompts.values()) and not values.get("include_prompt", True):
+        fix = f"remove prompts and default_prompt_name from {model_path.name}"
         raise ValueError(f"{path}: include_prompt=False is not supported with a prompt: {fix}")
     head = {"pooling": poolings[0] if len(poolings) == 1 else poolings}
     if prompt:
         head["prompt"] = prompt
     # Those that a caller may name: their tokens are pooled, too.
-    can_be_named = any(prompts.values()) and prompts.keys() != {default_name}
-    if can_be_named and values.get("include_prompt", True):
+    if any(prompts.values()) and prompts.keys() != {default_name}:
         head["prompts"] = prompts
     return head
 

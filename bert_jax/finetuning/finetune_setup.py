@@ -190,6 +190,12 @@ def check_against_weights(config: ConfigDict, settings: Mapping) -> None:
         "max_seq_length",
         limited_by="max_position_embeddings of init_from",
     )
+    sizes = config.get("loss", {}).get("matryoshka_sizes", ())
+    if sizes and max(sizes) > model_config.hidden_size:
+        raise ValueError(
+            f"config.loss.matryoshka_sizes={tuple(sizes)}: expected at most "
+            f"{model_config.hidden_size}, the hidden_size of init_from"
+        )
     if num_stacked_layers(model_config) < model_config.num_layers:
         for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):
             if config[name] != expected:

@@ -13,11 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.inference.prediction_files import describe_model
 from bert_jax.inference.pretrained_model import PretrainedModel
 from bert_jax.model.heads import find_head
-from bert_jax.tasks.queries import Query, TokenizedTexts, read_passages
+from bert_jax.tasks.queries import Query, TokenizedTexts
+from bert_jax.tasks.retrieval import PREDICT_OPTIONS
 from bert_jax.tasks.search import search
-from bert_jax.tasks.vectors import open_vectors, read_texts
+from bert_jax.tasks.task import TrainedHead
+from bert_jax.tasks.vectors import VectorPredictor, check_model, open_vectors, read_texts
 
 SAMPLINGS = ("top", "random")
 QUERIES_AT_ONCE = 256
@@ -81,7 +84,7 @@ class MiningRules:
         return last
 
 
-def choose_negatives(
+def apply_rules(
     scores: np.ndarray,
     is_left_out: np.ndarray,
     positive_scores: np.ndarray,
@@ -142,19 +145,33 @@ class Corpus(NamedTuple):
     texts: Callable[[], Iterable[str]]
 
 
-def read_corpus(path: str | pathlib.Path, model: PretrainedModel) -> Corpus:
+def load_corpus(
+    path: str | pathlib.Path, model: PretrainedModel, title: str, notes: dict[str, int]
+) -> Corpus:
     """Returns the vectors that `bert_jax.predict` wrote, or computes those of a table of texts.
 
-    Raises ValueError or OSError for a file that is neither.
+    Args:
+      title: column of a title, as for `bert_jax.predict`; "" as there.
+      notes: receives counts of what is unusual in a table.
+
+    Raises ValueError or OSError for a file that is neither, and for vectors of another model.
     """
     path = pathlib.Path(path)
     if path.is_dir() or path.suffix == ".npy":
+        if title:
+            raise ValueError(f"title={title}: the texts of passages={path} have their titles")
         shards = open_vectors(path)
+        check_model(path, describe_model(model))
         return Corpus(
             [_unit_rows(shard.vectors) for shard in shards],
             lambda: itertools.chain.from_iterable(map(read_texts, shards)),
         )
-    texts = list(dict.fromkeys(read_passages(path, empty_texts=True)))
+    data, limit = model.settings.get("data", {}), model.config.max_position_embeddings
+    trained = TrainedHead(model.head or {}, data, model.tokenizer, limit)
+    reader = VectorPredictor(trained, PREDICT_OPTIONS | {"title": title})
+    texts = [record.columns[reader.options["text"]] for record in reader.read(path)]
+    notes |= reader.notes | {"passages that are empty": sum(not text.strip() for text in texts)}
+    texts = list(dict.fromkeys(texts))
     return Corpus([_encode(model, "document", texts)], lambda: texts)
 
 
@@ -228,8 +245,9 @@ def find_copies(candidates: Candidates, passages: TokenizedTexts) -> tuple[np.nd
     positives = {passages.identity[text] for text in candidates.positive_scores}
     names = [passages.identity[text] for text in candidates.passages]
     is_positive = np.array([name in positives for name in names], bool)
-    seen: set[bytes | str] = set()
-    is_copy = np.array([name in seen or bool(seen.add(name)) for name in names], bool)
+    place_of: dict[bytes | str, int] = {}
+    first_places = [place_of.setdefault(name, place) for place, name in enumerate(names)]
+    is_copy = np.array(first_places, int) != np.arange(len(names))
     return is_positive, is_copy & ~is_positive
 
 
@@ -257,6 +275,19 @@ def rescore(
     return rescored
 
 
+def distinct_ids(ids: Sequence[str]) -> list[str]:
+    """Returns the ids; of equal ones, those after the first get a suffix that none has, as "-2"."""
+    taken, seen, names = {*ids}, set(), []
+    for name in ids:
+        if name in seen:
+            numbered = (f"{name}-{number}" for number in itertools.count(2))
+            name = next(each for each in numbered if each not in taken)
+        taken.add(name)
+        seen.add(name)
+        names.append(name)
+    return names
+
+
 def mine(
     lines: Sequence[Query],
     corpus: Corpus | None,
@@ -279,16 +310,15 @@ def mine(
         raise ValueError(f"cross_encoder: no rule uses its scores: {fix}")
     queries = TokenizedTexts(model.tokenizer, model.config.max_position_embeddings)
     queries.add(line.text for line in lines)
-    groups: dict[bytes | str, list[Query]] = {}
-    for line in lines:
-        groups.setdefault(queries.identity[line.text], []).append(line)
-    max_positives = max(len({line.positive for line in group}) for group in groups.values())
+    places: dict[bytes | str, list[int]] = {}  # Of the lines of each query.
+    for place, line in enumerate(lines):
+        places.setdefault(queries.identity[line.text], []).append(place)
+    groups = [[lines[place] for place in own] for own in places.values()]
+    max_positives = max(len({line.positive for line in group}) for group in groups)
     last_rank = rules.last_rank(max_positives, cross_encoder is not None)
-    found = find_candidates(
-        [*groups.values()], corpus or Corpus([], list), model, last_rank + max_positives
-    )
+    found = find_candidates(groups, corpus or Corpus([], list), model, last_rank + max_positives)
     counts: dict[str, int] = collections.Counter()
-    mined: dict[Query, dict] = {}
+    mined: dict[int, dict] = {}  # By the place of the line.
     left_out = []
     for candidates in found:
         passages = TokenizedTexts(model.tokenizer, model.config.max_position_embeddings)
@@ -302,9 +332,10 @@ def mine(
         blocks = (slice(i, i + QUERIES_AT_ONCE) for i in range(0, len(found), QUERIES_AT_ONCE))
         rescored = (rescore(found[block], left_out[block], cross_encoder) for block in blocks)
         found = list(itertools.chain.from_iterable(rescored))
-    for number, (candidates, is_left_out) in enumerate(zip(found, left_out, strict=True)):
+    rows = zip(places.values(), found, left_out, strict=True)
+    for number, (own_places, candidates, is_left_out) in enumerate(rows):
         positive_scores = np.array([*candidates.positive_scores.values()], np.float32)
-        chosen = choose_negatives(
+        chosen = apply_rules(
             candidates.scores, is_left_out, positive_scores, rules, last_rank, number, counts
         )
         counts["chosen"] += len(chosen)
@@ -312,8 +343,8 @@ def mine(
             counts["queries with too few negatives"] += 1
             counts["lines with too few negatives, left out"] += len(candidates.lines)
             continue
-        for line in candidates.lines:
-            mined[line] = {
+        for place, line in zip(own_places, candidates.lines, strict=True):
+            mined[place] = {
                 "query": line.text,
                 "positive": line.positive,
                 "positive_score": float(candidates.positive_scores[line.positive]),
@@ -321,11 +352,9 @@ def mine(
                 "scores": candidates.scores[chosen].tolist(),
             }
     counts |= {"queries": len(groups), "lines": len(lines), "lines written": len(mined)}
-    seen: dict[str, int] = collections.Counter()
-    written = []
-    for line in lines:
-        if line in mined:
-            seen[line.id] += 1  # Several positives of one input line have one id.
-            name = line.id if seen[line.id] == 1 else f"{line.id}-{seen[line.id]}"
-            written.append({"id": name} | mined[line])
+    # Several positives of one input line have one id.
+    names = distinct_ids([lines[place].id for place in sorted(mined)])
+    written = [
+        {"id": name} | mined[place] for name, place in zip(names, sorted(mined), strict=True)
+    ]
     return written, dict(counts)

@@ -33,16 +33,19 @@ def own_dot_products(vectors: jax.Array) -> jax.Array:
 def max_similarities(queries: jax.Array, passages: jax.Array) -> jax.Array:
     """Sums, over the tokens of a query, their largest dot product with a token of a passage.
 
-    MaxSim of Khattab and Zaharia (2020, "ColBERT", section 3.3). Returns `[queries, passages]` for
+    MaxSim of Khattab and Zaharia (2020, "ColBERT", section 3.3); 0 for a passage without tokens.
+    Returns `[queries, passages]` for
     `[queries, tokens, size]` and `[passages, tokens, size]`. Computes one query at a time, in the
     gradient again: all at once would take `[queries, tokens, passages, tokens]`.
     """
     is_token = jnp.any(passages != 0, axis=-1)
+    has_tokens = jnp.any(is_token, axis=-1)
 
     @jax.checkpoint
     def scores_of(query):
         products = jnp.einsum("qh,pth->qpt", query, passages, precision=PRECISION)
         largest = jnp.max(jnp.where(is_token, products, FLOAT32_MIN), axis=-1)
+        largest = jnp.where(has_tokens, largest, 0.0)
         return jnp.sum(largest, axis=0, where=jnp.any(query != 0, axis=-1)[:, None])
 
     return jax.lax.map(scores_of, queries)

@@ -23,16 +23,15 @@ def splade(
     """Returns `loss` plus weighted `flops` of the queries and of the passages.
 
     Formal et al. (2021, "SPLADE v2", section 3); SpladeLoss. The arguments of `loss` are vectors
-    `[examples, 1 + n, vocabulary]`, ..., weights `[examples]`. The regularizers, which are not
-    means over examples, are multiplied by the sum of the weights.
+    `[examples, 1 + n, vocabulary]`, labels, and weights `[examples]`. The regularizers, which are
+    not means over examples, are multiplied by the sum of the weights.
     """
 
-    def regularized(vectors, *rest):
-        weights = rest[-1]
+    def regularized(vectors, labels, weights):
         count = vectors.shape[1] - 1
         passages = vectors[:, 1:].reshape(-1, vectors.shape[-1])
         regularizers = query_weight * flops(vectors[:, 0], weights)
         regularizers += passage_weight * flops(passages, jnp.repeat(weights, count))
-        return loss(vectors, *rest) + regularizers * jnp.sum(weights)
+        return loss(vectors, labels, weights) + regularizers * jnp.sum(weights)
 
     return regularized

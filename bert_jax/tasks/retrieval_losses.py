@@ -23,8 +23,8 @@ class TrainingLoss:
 
     Attributes:
       function: (vectors `[examples, texts, size]`, or a cross-encoder's scores `[examples, texts]`,
-        labels, weights, settings by name) -> the sum over the examples, as in `bert_jax.losses`; of
-        a loss with a guide, its vectors are the second argument.
+        labels, weights, settings by name) -> the sum over the examples, as in `bert_jax.losses`; a
+        loss with a guide takes its vectors as `guide_vectors`.
       labels: what the label of an example is. "passages": the numbers of its passages, as
         `in_batch` describes them; "first": the index of its positive, which is 0; "relevance": the
         grade of each passage; "teacher_scores": a teacher's score of each; "pair": the number with
@@ -64,6 +64,10 @@ def _binary_cross_entropy(scores, labels, weights, **settings):
     return lists.binary_cross_entropy_loss(scores, labels[:, None], weights, **settings)
 
 
+def _guided_in_batch(vectors, labels, weights, guide_vectors, **settings):
+    return in_batch.guided_in_batch_loss(vectors, guide_vectors, labels, weights, **settings)
+
+
 def _of_own_passages(loss):
     """Returns the loss of a bi-encoder that compares each query with its own passages."""
 
@@ -81,7 +85,7 @@ LOSSES: Mapping[str, Mapping[str, TrainingLoss]] = {
     "bi_encoder": {
         "in_batch": IN_BATCH,
         "guided_in_batch": TrainingLoss(
-            in_batch.guided_in_batch_loss,
+            _guided_in_batch,
             "passages",
             ("temperature", "margin", "relative_margin"),
             compares=True,
@@ -225,8 +229,8 @@ def head_with_loss(head: Head, loss: TrainingLoss, config: ConfigDict, longest: 
     def batch_loss(outputs, rows):
         if head.predicts != "vector":
             outputs = outputs[..., 0]
-        guide = (rows["teacher_outputs"],) if loss.takes_guide else ()
-        return function(outputs, *guide, rows["labels"], rows["weights"])
+        guide = {"guide_vectors": rows["teacher_outputs"]} if loss.takes_guide else {}
+        return function(outputs, rows["labels"], rows["weights"], **guide)
 
     def example_losses(outputs, rows):
         """Returns the loss of each example of packed rows, `[rows, examples]`."""

@@ -68,16 +68,24 @@ def _search_blocks(
     # About as many groups in a block as vectors in `count` groups, which is the least to sort.
     group = 1 << round(math.log2(block_size / count) / 2)
     rows = jnp.asarray(queries)
-    best = jnp.full((len(rows), count), -jnp.inf), jnp.zeros((len(rows), count), jnp.int32)
+    best_scores = jnp.full((len(rows), count), -jnp.inf)
+    best_indices = jnp.zeros((len(rows), count), jnp.int32)
     is_finite, before = jnp.isfinite(rows).all(), None
     for first, num_valid, block in _blocks(shards, block_size, group):
-        *best, is_finite = _merge_block(
-            rows, jnp.asarray(block), num_valid, first, *best, is_finite, group=group
+        best_scores, best_indices, is_finite = _merge_block(
+            rows,
+            jnp.asarray(block),
+            num_valid,
+            first,
+            best_scores,
+            best_indices,
+            is_finite,
+            group=group,
         )
         if before is not None:
             before.block_until_ready()  # Two blocks are on the device, not all.
         before = is_finite
-    scores, indices = map(np.asarray, best)
+    scores, indices = np.asarray(best_scores), np.asarray(best_indices)
     if not is_finite or not np.isfinite(scores).all():
         raise ValueError("query_vectors or vectors have values that are not finite")
     return scores, indices

@@ -202,6 +202,11 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
             {"config_sentence_transformers": {"prompts": {"p": "x"}, "default_prompt_name": "p"}},
             "include_prompt=False is not supported with a prompt",
         ),
+        (
+            [("Pooling", {"pooling_mode": "mean", "include_prompt": False}, {})],
+            {"config_sentence_transformers": {"prompts": {"query": "x"}}},
+            "include_prompt=False is not supported with a prompt",
+        ),
         ([pooling("mean"), dense(SIZE + 1, 3)], {}, "projection_0.weight: exp"),
         *(
             ([pooling("mean")], {"sentence_bert_config": {name: {"x": 1}}}, rf"{name} is \{{'x': 1")

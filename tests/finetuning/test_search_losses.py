@@ -10,8 +10,11 @@ import pytest
 
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.data.features import LabelLayout, RowShape, unpack_rows
+from bert_jax.finetuning.finetune_setup import check_against_weights
+from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import Head
 from bert_jax.tasks.retrieval_losses import LOSSES, find_loss, head_with_loss
+from tests.helpers.models import small_model_config
 from tests.suites import heads
 from tests.suites.heads import LENGTH, NUM_FEATURES, HeadCase, assert_same, update
 
@@ -126,3 +129,12 @@ def test_update_equals_the_gradients_of_the_whole_batch(role, fields):
     assert num_microbatches == 2
     assert_same([found], [loss_of_whole_batch(case)])
     assert any(np.any(leaf) for leaf in jax.tree.leaves(found[1]["encoder"]))
+
+
+def test_a_matryoshka_size_above_that_of_the_vectors_is_an_error():
+    config = config_file.get_config("bi_encoder,runlocal")
+    config.loss.matryoshka_sizes = (16, 128)
+    config.max_seq_length = 32
+    settings = {"architecture": config_to_settings(small_model_config())}
+    with pytest.raises(ValueError, match=r"matryoshka_sizes=\(16, 128\)"):
+        check_against_weights(config, settings)

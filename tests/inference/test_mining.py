@@ -5,15 +5,25 @@ tests/parity/test_mining.py compares with sentence-transformers.
 
 import collections
 import itertools
+import types
 
 import numpy as np
 import pytest
 
 import bert_jax
 from bert_jax import predict as program
-from bert_jax.inference.mining import Corpus, MiningRules, choose_negatives, mine, read_corpus
+from bert_jax.inference import mining
+from bert_jax.inference.mining import (
+    Corpus,
+    MiningRules,
+    apply_rules,
+    load_corpus,
+    mine,
+)
 from bert_jax.tasks.queries import Query
-from tests.helpers.corpora import texts
+from bert_jax.tasks.search import Found
+from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import texts, write_vocabulary
 from tests.helpers.json_lines import write_lines
 from tests.helpers.models import write_head
 
@@ -23,7 +33,7 @@ def choose(rules, scores, positive=0.5, left_out=(), number=0):
     is_left_out = np.isin(np.arange(len(scores)), left_out)
     last_rank = rules.last_rank(max_positives=1, has_cross_encoder=True)
     given = np.float32(scores), is_left_out, np.float32([positive, 0.9])
-    chosen = choose_negatives(*given, rules, last_rank, number, counts)
+    chosen = apply_rules(*given, rules, last_rank, number, counts)
     assert counts.total() + len(chosen) + len(left_out) == len(scores)
     return chosen.tolist(), counts
 
@@ -64,6 +74,57 @@ def test_draws_depend_on_the_seed_and_the_query_alone():
         assert len(each) == 5 and each == sorted(each) and min(each) >= 3 and max(each) < 33
 
 
+@pytest.fixture
+def encoder(tmp_path, monkeypatch):
+    """A model whose vectors are numbers, 1 for all texts; counts them by prompt."""
+
+    def encode(texts, normalize, prompt_name=None):
+        prompts[prompt_name] += len(texts)
+        return np.ones((len(texts), 1), np.float32)
+
+    def all_equal(queries, vectors, depth):
+        shape = len(queries), min(depth, sum(map(len, vectors)))
+        return Found(np.ones(shape, np.float32), np.tile(np.arange(shape[1]), (shape[0], 1)))
+
+    prompts = collections.Counter()
+    monkeypatch.setattr(mining, "search", all_equal)
+    return types.SimpleNamespace(
+        tokenizer=load_tokenizer(write_vocabulary(tmp_path / "vocab.txt")),
+        config=types.SimpleNamespace(max_position_embeddings=64),
+        head={"task": "embedding", "labels": []},
+        settings={},
+        encode=encode,
+        prompts=prompts,
+    )
+
+
+def test_queries_and_passages_have_their_own_prompts(encoder, tmp_path):
+    path = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in ("the", "old", "king")])
+    lines = [Query("a", "river", "the king", (), "line 1")]
+    mine(lines, load_corpus(path, encoder, "", {}), encoder, MiningRules())
+    assert encoder.prompts == {"document": 3 + 1, "query": 1}
+
+
+def test_titles_of_a_corpus_are_joined_or_counted(encoder, tmp_path):
+    rows = [{"title": "The River", "text": "old"}, {"text": ""}]
+    path = write_lines(tmp_path / "in.jsonl", rows)
+    notes = {}
+    assert [*load_corpus(path, encoder, "title", notes).texts()] == ["The River old", ""]
+    assert notes == {"passages without a 'title'": 1, "passages that are empty": 1}
+    assert [*load_corpus(path, encoder, "", notes).texts()] == ["old", ""]
+    assert notes["passages with a 'title', not used: set title"] == 1
+
+
+def test_equal_lines_are_counted_and_ids_are_unused(encoder):
+    lines = [
+        Query(id_, "river", "the king", (), location)
+        for id_, location in (("a", "line 1"), ("a", "line 1"), ("a-2", "line 2"), ("a", "line 1"))
+    ] + [Query("b", "day", "old", (), "line 3")]
+    found, counts = mine(lines, None, encoder, MiningRules(num_negatives=1))
+    assert [line["id"] for line in found] == ["a", "a-3", "a-2", "a-4", "b"]
+    assert counts["lines written"] == counts["lines"] == 5
+
+
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -81,7 +142,7 @@ def test_positives_of_any_line_and_their_copies_are_never_negatives(model_path, 
     copies = [passages[0].upper(), passages[5].replace(" ", "  ")]
     rules = MiningRules(num_negatives=9)
     path = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in [*passages, *copies]])
-    found, counts = mine(lines, read_corpus(path, model), model, rules)
+    found, counts = mine(lines, load_corpus(path, model, "", {}), model, rules)
     assert [line["id"] for line in found] == ["a", "b", "b-2"]
     for line in found[:2]:
         assert not {passages[0], passages[1], copies[0]} & set(line["negatives"])
@@ -92,7 +153,7 @@ def test_positives_of_any_line_and_their_copies_are_never_negatives(model_path, 
     assert (counts["queries"], counts["lines written"]) == (2, 3)
 
     program.predict(model_path, path, tmp_path / "vectors", {"shard_size": 5}, num_devices=1)
-    from_vectors, _ = mine(lines, read_corpus(tmp_path / "vectors", model), model, rules)
+    from_vectors, _ = mine(lines, load_corpus(tmp_path / "vectors", model, "", {}), model, rules)
     for line, expected in zip(from_vectors, found, strict=True):
         assert line["negatives"] == expected["negatives"]
         np.testing.assert_allclose(line["scores"], expected["scores"], atol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 
 import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.inference.mining import MiningRules, mine, read_corpus
+from bert_jax.inference.mining import MiningRules, load_corpus, mine
 from bert_jax.tasks.queries import Query
 from tests.helpers.corpora import texts
 from tests.helpers.json_lines import write_lines
@@ -82,7 +82,7 @@ def test_mined_negatives_are_those_of_sentence_transformers(name, models, tmp_pa
     path = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in corpus])
     found, counts = mine(
         lines,
-        read_corpus(path, ours["bi"]),
+        load_corpus(path, ours["bi"], "", {}),
         ours["bi"],
         MiningRules(**rules),
         ours["cross"] if name in OF_LOGITS else None,
