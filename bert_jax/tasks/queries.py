@@ -105,12 +105,11 @@ def iterate_queries(path: str | pathlib.Path, unused: dict[str, int]) -> Iterato
     which nothing reads; see `read_queries`.
     """
     lines = _read_lines(tables.iterate_rows(path), unused, empty_texts=True)
-    for _, group in itertools.groupby(lines, lambda line: getattr(line, "text", None)):
-        first, *others = group
-        if isinstance(first, _Judgment):
-            yield from _join_judgments([first, *others])
+    for text, group in itertools.groupby(lines, lambda line: getattr(line, "text", None)):
+        if text is None:  # Lists of queries, all of the file.
+            yield from itertools.chain.from_iterable(group)
         else:
-            yield from itertools.chain(first, *others)
+            yield from _join_judgments(list(group))
 
 
 def read_classes(path: str | pathlib.Path) -> list[tuple[str, str]]:
@@ -229,7 +228,15 @@ def _judgment(values: dict, location: str, number: int, empty_texts: bool) -> _J
         if values.get(name) is not None:
             problem = f"it has both {name!r} and {find_name(values, LABEL_NAMES)!r}"
             raise ValueError(f"{location}: {problem}: a label is of one passage")
-    label = read_number(values, find_name(values, LABEL_NAMES), location)
+    name = find_name(values, LABEL_NAMES)
+    label = read_number(values, name, location)
+    if label % 1:
+        raise ValueError(
+            f"{location}: {name!r} is {label:g}: a label of a ranking is a whole number, above 0 for "
+            "a passage that answers the query. If it says how similar two texts are, train with a "
+            "loss of pairs, such as config.loss.name=cosent, and score with "
+            "config.data.evaluation=similarity"
+        )
     return _Judgment(read_id(values, location, number), text, passage, label, location)
 
 

@@ -120,6 +120,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         lines["train"] = train
 
     all_train = lines.pop("train", [])
+    if loss.labels != "teacher_scores":
+        notes["train lines with a teacher's scores, which this loss does not use"] = sum(
+            line.scores is not None for line in all_train
+        )
     used = limit_examples(all_train, config, "train", notes)
     features = []
     if used:

@@ -7,6 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from bert_jax.tasks import tables
 from bert_jax.tasks.queries import iterate_queries, read_queries
 from tests.helpers.json_lines import write_lines
 
@@ -77,6 +78,16 @@ def test_forms_are_the_same_in_every_format(form, suffix, tmp_path):
     unused = {}
     assert described(read_queries(path, is_training=True, unused=unused)) == expected
     assert described(iterate_queries(path, unused)) == expected and not unused
+
+
+@pytest.mark.parametrize(("form", "num_read"), [("pairs", 1), ("labels", 4)])
+def test_queries_are_yielded_while_the_file_is_read(form, num_read, monkeypatch):
+    """The first one once its last line is known, of labels by the line of the next query."""
+    read = []
+    rows = ((row, str(read.append(row))) for row in FORMS[form][0])
+    monkeypatch.setattr(tables, "iterate_rows", lambda path: rows)
+    next(iterate_queries("queries.jsonl", {}))
+    assert len(read) == num_read
 
 
 def test_lists_of_positives_and_a_teachers_scores(tmp_path):

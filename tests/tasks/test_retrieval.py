@@ -521,6 +521,10 @@ BAD_LINES = {
         [{"query": "a", "passage": "b", "label": "good"}],
         "'label' must be a finite number, found 'good'",
     ),
+    "label that is no whole number": (
+        [{"sentence1": "a", "sentence2": "b", "score": 0.4}],
+        "line 1: 'score' is 0.4: .*config.data.evaluation",
+    ),
     "some labels": (
         [{"query": "a", "passage": "b", "label": 1}, {"query": "a", "passage": "c"}],
         "line 2: no 'label': label all lines, or none",

@@ -60,6 +60,17 @@ def test_scores_of_a_teacher_are_those_of_the_chosen_negatives(tmp_path, tokeniz
         np.testing.assert_array_equal(task.train[0].label, np.float32([5.5, 1.5]))
 
 
+def test_scores_of_a_teacher_that_a_loss_does_not_use_are_counted(tmp_path, tokenizer):
+    note = "train lines with a teacher's scores, which this loss does not use"
+    counts = {
+        name: make_task(
+            tmp_path, tokenizer, "bi_encoder", name, TAUGHT, **{"data.num_negatives": 1}
+        ).notes.get(note, 0)
+        for name in ("in_batch", "margin_mse")
+    }
+    assert counts == {"in_batch": 1, "margin_mse": 0}
+
+
 def test_classes_of_texts_are_numbered(tmp_path, tokenizer):
     task = make_task(tmp_path, tokenizer, "bi_encoder", "batch_hard_triplet", TEXTS)
     assert [feature.label for feature in task.train] == [1, 0]
