@@ -6,7 +6,6 @@ the ranked results (runs) of TREC are text without a header; see trec_eval's REA
 """
 
 import collections
-import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -15,7 +14,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.tasks import tables
-from bert_jax.tasks.queries import ID_NAMES, Query, TokenizedTexts
+from bert_jax.tasks.queries import (
+    ID_NAMES,
+    Query,
+    TokenizedTexts,
+    find_name,
+    read_id,
+    read_number,
+)
 from bert_jax.tasks.retrieval_scores import CUTOFFS, find_ranks, query_scores
 
 _QRELS_COLUMNS = ("query-id", "corpus-id", "score")
@@ -27,14 +33,14 @@ class JudgedQuery(NamedTuple):
     Attributes:
       grades: id -> grade, above 0, of each passage that answers the query; some may be in no
         corpus, and are then never found.
-      wrong: ids of the passages that are judged not to answer it.
+      non_relevant: ids of the passages that are judged not to answer it.
       listed: ids of the passages that a first stage found, best first; None: none is given.
     """
 
     id: str
     text: str
     grades: Mapping[str, float]
-    wrong: Sequence[str]
+    non_relevant: Sequence[str]
     listed: Sequence[str] | None
     location: str
 
@@ -81,9 +87,9 @@ def read_judged(config: ConfigDict, files: Mapping[str, str], notes: dict[str, i
                 continue
             listed = [each for each in run.get(id_, ()) if each in corpus] if run else None
             num_without_run += listed == []
-            wrong = [each for each in all_grades if each not in grades and each in corpus]
+            others = [each for each in all_grades if each not in grades and each in corpus]
             location = f"{path}, query {id_!r}"
-            queries.append(JudgedQuery(id_, texts[id_], grades, wrong, listed, location))
+            queries.append(JudgedQuery(id_, texts[id_], grades, others, listed, location))
         notes[f"{name} queries without a passage that answers them, left out"] = num_left_out
         if run:
             notes[f"{name} queries without results in {data.run}"] = num_without_run
@@ -127,17 +133,15 @@ def _iterate_with_ids(path: str | pathlib.Path) -> Iterator[tuple[str, dict, str
     """Yields (id, values, location) of each row of a table. Raises ValueError for an id twice."""
     locations: dict[str, str] = {}
     for values, location in tables.iterate_rows(path):
-        name = next((each for each in ID_NAMES if values.get(each) is not None), None)
-        if name is None:
+        if values.get(find_name(values, ID_NAMES)) is None:
             names = " or ".join(map(repr, ID_NAMES))
             found = ", ".join(values) or "none"
             raise ValueError(f"{location}: no {names}, which qrels refer to; found {found}")
-        id_ = tables.id_field({"id": values[name]}, location, 0)
+        id_ = read_id(values, location, 0)
         if id_.split() != [id_]:
             problem = "is empty or has white space, which separates the columns of qrels and runs"
             raise ValueError(f"{location}: the id {id_!r} {problem}: change it")
-        if (first := locations.setdefault(id_, location)) != location:
-            raise ValueError(f"{location}: id {id_!r} is already used in {first}")
+        tables.check_new_id(id_, location, locations)
         yield id_, values, location
 
 
@@ -150,14 +154,9 @@ def read_qrels(path: str | pathlib.Path) -> dict[str, dict[str, float]]:
     """
     qrels: dict[str, dict[str, float]] = {}
     for query, passage, grade, location in _iterate_judgments(path):
-        try:
-            number = math.nan if isinstance(grade, bool) else float(grade)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"{location}: the grade must be a finite number, found {grade!r:.60}")
-        own = qrels.setdefault(str(query), {})
-        if own.setdefault(str(passage), number) != number:
+        number = read_number({"score": grade}, "score", location)
+        own = qrels.setdefault(query, {})
+        if own.setdefault(passage, number) != number:
             problem = (
                 f"the passage {passage!r} of query {query!r} has another grade in a line before"
             )
@@ -167,13 +166,14 @@ def read_qrels(path: str | pathlib.Path) -> dict[str, dict[str, float]]:
     return qrels
 
 
-def _iterate_judgments(path: str | pathlib.Path) -> Iterator[tuple[object, object, object, str]]:
+def _iterate_judgments(path: str | pathlib.Path) -> Iterator[tuple[str, str, object, str]]:
     """Yields (query, passage, grade, location) of each judgment."""
     if pathlib.Path(path).suffix in (".jsonl", ".parquet"):
         for values, location in tables.iterate_rows(path):
             for name in _QRELS_COLUMNS:
                 tables.field(values, name, str | int | float, location)
-            yield *(values[name] for name in _QRELS_COLUMNS), location
+            ids = (tables.id_field(values, location, 0, name) for name in _QRELS_COLUMNS[:2])
+            yield *ids, values["score"], location
         return
     expected = f"the columns {', '.join(_QRELS_COLUMNS)}, or TREC's query, 0, passage, grade"
     for number, line in enumerate(tables.iterate_lines(pathlib.Path(path), "qrels"), start=1):
@@ -202,12 +202,7 @@ def read_run(path: str | pathlib.Path) -> dict[str, dict[str, float]]:
         if len(values) != 6:
             raise ValueError(f"{location}: found {len(values)} columns: expected {expected}")
         query, _, passage, _, score, _ = values
-        try:
-            value = float(score)
-        except ValueError:
-            value = math.nan
-        if math.isnan(value):
-            raise ValueError(f"{location}: the score must be a number, found {score!r:.60}")
+        value = read_number({"score": score}, "score", location)
         if passage in found[query]:
             raise ValueError(f"{location}: passage {passage!r} of query {query!r} occurs twice")
         found[query][passage] = value
@@ -258,17 +253,18 @@ def training_queries(
 ) -> list[Query]:
     """Returns a `Query` for each passage that answers a query.
 
-    Its negatives are the passages that are judged as wrong, then those of the first stage that are
-    not judged. Negatives that are copies of a positive are left out, and counted in `notes`.
+    Its negatives are the passages that are judged as non-relevant, then those of the first stage
+    that are not judged. Negatives that are copies of a positive are left out, and counted in
+    `notes`.
     """
     queries, num_copies = [], 0
     for query in judged:
         positives = {id_: corpus[id_] for id_ in query.grades if id_ in corpus}
         others = (id_ for id_ in query.listed or () if id_ not in query.grades)
-        negatives = [corpus[id_] for id_ in dict.fromkeys([*query.wrong, *others])]
+        negatives = [corpus[id_] for id_ in dict.fromkeys([*query.non_relevant, *others])]
         passages.add([*positives.values(), *negatives])
-        right = {passages.identity[text] for text in positives.values()}
-        kept = tuple(text for text in negatives if passages.identity[text] not in right)
+        relevant = {passages.identity[text] for text in positives.values()}
+        kept = tuple(text for text in negatives if passages.identity[text] not in relevant)
         num_copies += len(negatives) - len(kept)
         queries += [
             Query(query.id, query.text, text, kept, query.location, grade=query.grades[id_])

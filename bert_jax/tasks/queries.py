@@ -143,18 +143,21 @@ def _check_ids_of_queries(lines: Sequence[_Judgment]) -> None:
 
 
 def _join_judgments(lines: Sequence[_Judgment]) -> list[Query]:
-    """Returns a `Query` for each relevant passage of a query; one without a positive if none is."""
+    """Returns a `Query` for each relevant passage of a query; one without a positive if none is.
+
+    They have the id of the first line. Raises ValueError if a passage has two labels.
+    """
+    first, label_of = lines[0], {}
+    for line in lines:
+        if (label := label_of.setdefault(line.passage, line.label)) != line.label:
+            problem = f"the label {line.label:g} of the passage {line.passage!r:.60}"
+            raise ValueError(f"{line.location}: {problem}: a line before labels it {label:g}")
     negatives = tuple(dict.fromkeys(line.passage for line in lines if line.label <= 0))
     queries = [
-        Query(line.id, line.text, line.passage, negatives, line.location, grade=line.label)
+        Query(first.id, line.text, line.passage, negatives, line.location, grade=line.label)
         for line in lines
         if line.label > 0
     ]
-    for query in queries:
-        if query.positive in negatives:
-            problem = f"the passage {query.positive!r:.60} is also labeled as wrong for its query"
-            raise ValueError(f"{query.location}: {problem}")
-    first = lines[0]
     return queries or [Query(first.id, first.text, None, negatives, first.location)]
 
 
@@ -232,9 +235,9 @@ def _judgment(values: dict, location: str, number: int, empty_texts: bool) -> _J
     label = read_number(values, name, location)
     if label % 1:
         raise ValueError(
-            f"{location}: {name!r} is {label:g}: a label of a ranking is a whole number, above 0 for "
-            "a passage that answers the query. If it says how similar two texts are, train with a "
-            "loss of pairs, such as config.loss.name=cosent, and score with "
+            f"{location}: {name!r} is {label:g}: a label of a ranking is a whole number, above 0 "
+            "for a passage that answers the query. If it says how similar two texts are, train "
+            "with a loss of pairs, such as config.loss.name=cosent, and score with "
             "config.data.evaluation=similarity"
         )
     return _Judgment(read_id(values, location, number), text, passage, label, location)
@@ -432,14 +435,14 @@ def choose_negatives(
     Returns the negatives, and how many were left out before the last of them. Raises ValueError for
     a negative that equals the positive of its own line.
     """
-    right = {passages.seen(text, room) for text in positives}
+    relevant = {passages.seen(text, room) for text in positives}
     chosen: list[str] = []
     num_left_out = 0
     for negative in line.negatives:
         if len(chosen) == count:
             break
         passages.add([negative])  # Already there, unless an earlier negative was left out.
-        if passages.seen(negative, room) not in right:
+        if passages.seen(negative, room) not in relevant:
             chosen.append(negative)
             continue
         check_differs(line, negative, passages)

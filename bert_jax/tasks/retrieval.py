@@ -5,7 +5,8 @@ one `{"query": ..., "positive": ..., "negatives": [...]}` per line. Lines with e
 query with several positives.
 
 Two queries or passages are equal if their token ids are equal: in training the ids that the model
-sees, in rankings all ids, because truncation must not make a wrong passage equal to the right one.
+sees, in rankings all ids, because truncation must not make a passage equal to a
+relevant one.
 """
 
 import collections
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import ModelInput, make_sequence
@@ -36,6 +38,7 @@ from bert_jax.tasks.queries import (
 from bert_jax.tasks.retrieval_losses import TrainingLoss, find_loss, head_with_loss
 from bert_jax.tasks.retrieval_scores import (
     TOP,
+    best_indices,
     find_ranks,
     query_scores,
     rank_scores,
@@ -52,7 +55,13 @@ from bert_jax.tasks.task import (
     limit_examples,
     write_json_blocks,
 )
-from bert_jax.tasks.text_pairs import PAIR_METRICS, TextPair, make_pair_split, read_pairs
+from bert_jax.tasks.text_pairs import (
+    PAIR_METRICS,
+    TextPair,
+    check_metric_of_pairs,
+    make_pair_split,
+    read_pairs,
+)
 from bert_jax.tasks.vectors import SearchPredictor, VectorPredictor, write_run
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -151,6 +160,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         used = [*used, *each]
     for name in (each for each in files if each != "train" and not is_ranking[each]):
         pairs = limit_examples(_read_pairs(config, name, files[name], notes), config, name, notes)
+        if name == "dev":
+            check_metric_of_pairs(data.metric, pairs, files[name])
         queries.add(pair.first for pair in pairs)
         passages.add(pair.second for pair in pairs)
         splits.append(make_pair_split(name, pairs, inputs))
@@ -200,8 +211,12 @@ def _check_config(config: ConfigDict) -> TrainingLoss:
     if data.queries and not is_ranking:
         raise ValueError("config.data.evaluation=similarity: with data.queries, set it to ranking")
     names = score_names(cutoffs) if is_ranking else PAIR_METRICS
-    if (data.metric or DEFAULT_METRICS[data.evaluation]) not in names:
-        raise ValueError(f"config.data.metric={data.metric}: expected one of {', '.join(names)}")
+    metric = data.metric or DEFAULT_METRICS[data.evaluation]
+    if metric not in names:
+        default = "" if data.metric else ", the default"
+        raise ValueError(
+            f"config.data.metric={metric}{default}: expected one of {', '.join(names)}"
+        )
     loss = find_loss(config)
     min_negatives = loss.min_negatives if data.train else 0
     # The cross-encoder needs room for a passage beside the query.
@@ -225,8 +240,7 @@ def _read_splits(
     for name, path in files.items():
         unused: dict[str, int] = {}
         lines[name] = read_queries(path, name == "train", True, unused)
-        for key, count in unused.items():
-            notes[f"{name} lines with {key!r}, which is not used"] = count
+        tables.note_unused_keys(unused, f"{name} lines", notes)
         empty = [
             (line.location, f"the {name_of_text}")
             for line in lines[name]
@@ -243,8 +257,7 @@ def _read_pairs(config: ConfigDict, name: str, path: str, notes: dict[str, int])
     """Returns the text pairs of a split; counts what is unusual in `notes`."""
     unused: dict[str, int] = {}
     pairs = read_pairs(path, name == "train", True, unused)
-    for key, count in unused.items():
-        notes[f"{name} lines with {key!r}, which is not used"] = count
+    tables.note_unused_keys(unused, f"{name} lines", notes)
     empty = [
         (pair.location, name_of_text)
         for pair in pairs
@@ -274,8 +287,7 @@ def _read_collection(data: ConfigDict, notes: dict[str, int]) -> list[str]:
         return []
     unused: dict[str, int] = {}
     collection = read_passages(data.passages, not data.train, unused)
-    for key, count in unused.items():
-        notes[f"passages with {key!r}, which is not used"] = count
+    tables.note_unused_keys(unused, "passages", notes)
     notes["passages that are empty"] = sum(not text.strip() for text in collection)
     if data.role == "cross_encoder":
         notes["passages that a cross_encoder does not rank"] = len(collection)
@@ -310,9 +322,9 @@ def _train_features(
 
     features, num_left_out, num_unused = [], 0, 0
     for line in train:
-        right = positives[queries.seen(line.text)]
+        relevant = positives[queries.seen(line.text)]
         room = inputs.room(line.text)
-        negatives, left_out = choose_negatives(line, right, passages, num_negatives, room)
+        negatives, left_out = choose_negatives(line, relevant, passages, num_negatives, room)
         if len(negatives) < num_negatives:
             flag = f"config.data.num_negatives={num_negatives}"
             why = f", without {left_out} that answer the query" if left_out else ""
@@ -328,7 +340,7 @@ def _train_features(
         label = 0  # The positive is first.
         if labels == "passages":
             own = [number(text) for text in candidates]
-            others = {number(text) for text in right} - {own[0]}
+            others = {number(text) for text in relevant} - {own[0]}
             label = np.array([*own, *sorted(others)], np.int32)
         elif labels == "relevance":
             label = np.zeros(len(candidates), np.float32)
@@ -414,7 +426,12 @@ class Ranking(NamedTuple):
         return find_ranks(scores, self.relevant, listed, self.grades)
 
     def triplet_accuracy(self, scores: np.ndarray) -> float:
-        """Returns how often a line's positive has a higher score than one of its negatives."""
+        """Returns how often a line's positive has a higher score than one of its negatives.
+
+        NaN if no line has negatives.
+        """
+        if not any(self.negatives):
+            return np.nan
         triplets = [
             (positive, negative)
             for positive, negatives in zip(self.positives, self.negatives, strict=True)
@@ -458,16 +475,16 @@ def _rank_candidates(group: list[int], lines: Sequence[Query], passages: Tokeniz
     """
     own = [lines[index] for index in group]
     is_labeled = own[0].positive is not None
-    right = passages.distinct(line.positive for line in own if is_labeled)
-    texts = passages.distinct([*right, *(text for line in own for text in line.negatives)])
+    relevant = passages.distinct(line.positive for line in own if is_labeled)
+    texts = passages.distinct([*relevant, *(text for line in own for text in line.negatives)])
     index_of = {passages.identity[text]: index for index, text in enumerate(texts)}
     positives = [index_of[passages.identity[line.positive]] for line in own if is_labeled]
-    ranks = np.full(len(right), np.inf)
+    ranks = np.full(len(relevant), np.inf)
     for line, index in zip(own, positives, strict=False):
         ranks[index] = min(ranks[index], line.rank)
     depth = max((line.depth for line in own if line.depth), default=len(texts))
     found = np.flatnonzero(ranks <= depth).tolist()
-    others = range(len(right), len(texts))[: max(depth - len(found), 0)]
+    others = range(len(relevant), len(texts))[: max(depth - len(found), 0)]
     grades = _best_grades(positives, own) if is_labeled else []
     negatives = _find_negatives(own, positives, index_of, passages) if is_labeled else []
     return Ranking(group, texts, positives, [*found, *others], grades, negatives)
@@ -544,27 +561,31 @@ def make_split(
         return zip(rankings, scores, strict=True)
 
     def scores_by_query(outputs: Outputs) -> dict[str, np.ndarray]:
-        ranks, ranks_of_all, grades = [], [], [each.grades for each in rankings]
+        ranks, ranks_of_all, accuracies = [], [], []
         for ranking, scores in scores_of(outputs):
             ranks.append(ranking.ranks(scores))
             ranks_of_all.append(ranking.ranks(scores, all_are_found=True))
-        result, mrr = query_scores(ranks, grades, cutoffs), f"mrr_at_{TOP}"
-        if all(any(each.negatives) for each in rankings):
-            accuracies = [each.triplet_accuracy(scores) for each, scores in scores_of(outputs)]
+            accuracies.append(ranking.triplet_accuracy(scores))
+        grades, mrr = [each.grades for each in rankings], f"mrr_at_{TOP}"
+        result = query_scores(ranks, grades, cutoffs)
+        if not np.isnan(accuracies).all():
             result["triplet_accuracy"] = np.array(accuracies)
         if not is_bi_encoder:
             result[f"{mrr}_if_all_found"] = query_scores(ranks_of_all, cutoffs=(TOP,))[mrr]
         return result
 
     def score(outputs: Outputs) -> dict[str, float]:
-        return {name: float(each.mean()) for name, each in scores_by_query(outputs).items()}
+        return {name: float(np.nanmean(each)) for name, each in scores_by_query(outputs).items()}
 
     def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         path = directory / f"{name}.jsonl"
         tables.write_json_lines(path, describe_rankings(lines, scores_of(outputs)))
         if is_labeled:
             ids = [lines[each.lines[0]].id for each in rankings]
-            write_scores(directory, name, ids, scores_by_query(outputs))
+            values = scores_by_query(outputs).items()
+            # Queries without negatives have no triplet accuracy, and thus no interval.
+            complete = {key: each for key, each in values if not np.isnan(each).any()}
+            write_scores(directory, name, ids, complete)
         return path
 
     return Split(name, features, score if is_labeled else None, write, counts=counts)
@@ -585,7 +606,7 @@ def make_judged_split(
     answers the query and is not ranked counts as not found.
     """
     if inputs.is_bi_encoder:
-        judged = {id_ for query in queries for id_ in (*query.grades, *query.wrong)}
+        judged = {id_ for query in queries for id_ in (*query.grades, *query.non_relevant)}
         kept = {*limit_examples(list(corpus), config, "corpus", notes)} | judged
         ranked = [[id_ for id_ in corpus if id_ in kept]] * len(queries)
         groups = ranked[:1]
@@ -625,23 +646,43 @@ def make_judged_split(
         rank_of = dict(zip(found, ranks, strict=True))
         return np.array([rank_of.get(id_, np.inf) for id_ in query.grades])
 
-    def scores_by_query(outputs: Outputs) -> dict[str, np.ndarray]:
-        rows = zip(queries, places, scores_of(outputs), strict=True)
+    def scores_by_query(ranks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         grades = [list(query.grades.values()) for query in queries]
-        return query_scores([ranks_of(*row) for row in rows], grades, config.data.cutoffs)
+        return query_scores(ranks, grades, config.data.cutoffs)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        return {name: float(each.mean()) for name, each in scores_by_query(outputs).items()}
+        rows = zip(queries, places, scores_of(outputs), strict=True)
+        values = scores_by_query([ranks_of(*row) for row in rows])
+        return {name: float(each.mean()) for name, each in values.items()}
 
-    def describe(outputs: Outputs) -> Iterator[tuple[dict, dict]]:
-        """Yields of each query its line in the input format, and its results with ids."""
-        rows = zip(queries, places, ranked, scores_of(outputs), strict=True)
-        for query, place, ids, scores in rows:
-            order = np.argsort(-scores, kind="stable")
+    # An empty or unknown passage cannot be a positive of SPLIT.jsonl.
+    known_ids = [[id_ for id_ in query.grades if corpus.get(id_, "").strip()] for query in queries]
+    notes[f"{name} queries without a known relevant passage, not in {name}.jsonl"] = sum(
+        not known for known in known_ids
+    )
+    identity = inputs.passages.identity
+
+    def describe(outputs: Outputs) -> Iterator[tuple[dict | None, dict, np.ndarray]]:
+        """Yields of each query its line in the input format, its results with ids, and its ranks.
+
+        The line is None without a positive.
+        """
+        num_copies = 0
+        rows = zip(queries, places, ranked, known_ids, scores_of(outputs), strict=True)
+        for query, place, ids, known, scores in rows:
+            order = best_indices(scores, MAX_RESULTS + len(query.grades))
             results = [{"id": ids[i], "score": float(scores[i])} for i in order[:MAX_RESULTS]]
-            wrong = [i for i in order if ids[i] not in query.grades][:TOP]
-            ranks = dict(zip(query.grades, ranks_of(query, place, scores), strict=True))
-            known = [id_ for id_ in query.grades if id_ in corpus]
+            found_ranks = ranks_of(query, place, scores)
+            if not known:
+                yield None, {"id": query.id, "passages": results}, found_ranks
+                continue
+            inputs.passages.add(corpus[id_] for id_ in known)
+            positives = {identity[corpus[id_]] for id_ in known}
+            others = [i for i in order if ids[i] not in query.grades]
+            negatives = [i for i in others if identity[corpus[ids[i]]] not in positives]
+            num_copies += len(others) - len(negatives)
+            negatives = negatives[:TOP]
+            ranks = dict(zip(query.grades, found_ranks, strict=True))
             line = {
                 "id": query.id,
                 "query": query.text,
@@ -649,21 +690,23 @@ def make_judged_split(
                 "positive_ids": known,
                 "ranks": [int(ranks[id_]) if ranks[id_] < np.inf else None for id_ in known],
                 "depth": TOP,
-                "negatives": [corpus[ids[i]] for i in wrong],
-                "negative_ids": [ids[i] for i in wrong],
-                "scores": scores[wrong].tolist(),
+                "negatives": [corpus[ids[i]] for i in negatives],
+                "negative_ids": [ids[i] for i in negatives],
+                "scores": scores[negatives].tolist(),
             }
             if all(id_ in place for id_ in known):
                 line["positive_scores"] = [float(scores[place[id_]]) for id_ in known]
-            yield line, {"id": query.id, "passages": results}
+            yield line, {"id": query.id, "passages": results}, found_ranks
+        if num_copies:
+            copies = f"of the best {MAX_RESULTS} passages, copies of a relevant one"
+            logging.info("%s.jsonl: left out %d %s", name, num_copies, copies)
 
     def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         path = directory / f"{name}.jsonl"
-        described = list(describe(outputs))
-        tables.write_json_lines(path, (line for line, _ in described))
-        write_run(directory / f"{name}.run", [[results for _, results in described]])
-        ids = [query.id for query in queries]
-        write_scores(directory, name, ids, scores_by_query(outputs))
+        described, results, ranks = zip(*describe(outputs), strict=True)
+        tables.write_json_lines(path, filter(None, described))
+        write_run(directory / f"{name}.run", [results])
+        write_scores(directory, name, [query.id for query in queries], scores_by_query(ranks))
         return path
 
     return Split(name, features, score, write, counts=counts)
@@ -672,7 +715,7 @@ def make_judged_split(
 def describe_rankings(
     lines: Sequence[Query], scored: Iterable[tuple[Ranking, np.ndarray]]
 ) -> list[dict]:
-    """Returns each line in the input format, with the best wrong passages as hard negatives.
+    """Returns each line in the input format, with the best non-relevant passages as hard negatives.
 
     Args:
       scored: the ranking of each query, with the scores of its passages.
@@ -682,7 +725,7 @@ def describe_rankings(
         rank_of = dict(zip(ranking.relevant, ranking.ranks(scores).tolist(), strict=True))
         listed = np.arange(len(scores)) if ranking.listed is None else np.array(ranking.listed, int)
         best = listed[~np.isin(listed, ranking.relevant)]
-        best = best[np.argsort(-scores[best], kind="stable")][:TOP]
+        best = best[best_indices(scores[best], TOP)]
         for number, index in enumerate(ranking.lines):
             values = {"id": lines[index].id, "query": lines[index].text}
             if ranking.positives:
@@ -750,8 +793,7 @@ class RerankPredictor:
                 group = []
             group.append(line)
         yield group
-        for key, count in unused.items():
-            self.notes[f"lines with {key!r}, which is not used"] += count
+        tables.note_unused_keys(unused, "lines", self.notes)
 
     def features(self, examples: Sequence[list[Query]]) -> list[ModelInput]:
         tokenizer, length = self._trained.tokenizer, self._trained.max_seq_length

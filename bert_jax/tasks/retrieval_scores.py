@@ -38,17 +38,25 @@ def find_ranks(
     """
     relevant = np.asarray(relevant, int)
     if listed is None:
-        is_listed, wrong = np.ones(len(relevant), bool), np.delete(scores, relevant)
+        is_listed, others = np.ones(len(relevant), bool), np.delete(scores, relevant)
     else:
         listed = np.asarray(listed, int)
-        is_listed, wrong = np.isin(relevant, listed), scores[np.setdiff1d(listed, relevant)]
+        is_listed, others = np.isin(relevant, listed), scores[np.setdiff1d(listed, relevant)]
     own = scores[relevant]
     order = np.lexsort((np.zeros(len(own)) if grades is None else grades, -own))
     order = order[is_listed[order]]
     ranks = np.full(len(relevant), np.inf)
-    num_wrong_above = [np.sum(wrong >= score) for score in own[order]]
-    ranks[order] = np.arange(1, len(order) + 1) + num_wrong_above
+    num_others_above = [np.sum(others >= score) for score in own[order]]
+    ranks[order] = np.arange(1, len(order) + 1) + num_others_above
     return ranks
+
+
+def best_indices(scores: np.ndarray, count: int) -> np.ndarray:
+    """Returns the indices of the `count` largest scores, best first; of equal ones, the first."""
+    candidates = np.arange(len(scores))
+    if count < len(scores):  # Sorts few of many.
+        candidates = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+    return candidates[np.argsort(-scores[candidates], kind="stable")][:count]
 
 
 def query_scores(

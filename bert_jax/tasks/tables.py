@@ -382,14 +382,14 @@ def text_field(values: dict, name: str, location: str, may_be_empty: bool = Fals
     return text
 
 
-def id_field(values: dict, location: str, number: int) -> str:
-    """Returns `values["id"]` as text, or `number` if it is missing or null; 1 and 1.0 become "1".
+def id_field(values: dict, location: str, number: int, name: str = "id") -> str:
+    """Returns `values[name]` as text, or `number` if it is missing or null; 1 and 1.0 become "1".
 
     Raises ValueError unless it is text or a whole number.
     """
-    id_ = number if values.get("id") is None else values["id"]
+    id_ = number if values.get(name) is None else values[name]
     if isinstance(id_, bool) or not isinstance(_rounded(id_), str | int):
-        raise ValueError(f"{location}: 'id' must be text or a whole number, found {id_!r:.60}")
+        raise ValueError(f"{location}: {name!r} must be text or a whole number, found {id_!r:.60}")
     return str(_rounded(id_))
 
 
@@ -420,6 +420,13 @@ def find_unused_keys(
                 count, first = found.get(key, (0, location))
                 found[key] = count + 1, first
     return dict(sorted(found.items()))
+
+
+def note_unused_keys(unused: Mapping[str, int], what: str, notes: dict[str, int]) -> None:
+    """Adds to `notes` how many of `what`, such as "train lines", have each key that is not used."""
+    for key, count in unused.items():
+        note = f"{what} with {key!r}, which is not used"
+        notes[note] = notes.get(note, 0) + count
 
 
 def drop_blank_rows(
@@ -618,6 +625,11 @@ def check_unique(examples: list) -> list:
     """Returns `examples`. Raises ValueError, with the `location` of both, if two have one `id`."""
     locations: dict[str, str] = {}
     for example in examples:
-        if (first := locations.setdefault(example.id, example.location)) != example.location:
-            raise ValueError(f"{example.location}: id {example.id!r} is already used in {first}")
+        check_new_id(example.id, example.location, locations)
     return examples
+
+
+def check_new_id(id_: str, location: str, locations: dict[str, str]) -> None:
+    """Raises ValueError if `locations`, of each id before, has `id_` elsewhere; adds it."""
+    if (first := locations.setdefault(id_, location)) != location:
+        raise ValueError(f"{location}: id {id_!r} is already used in {first}")

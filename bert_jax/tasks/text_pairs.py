@@ -20,8 +20,10 @@ from bert_jax.tasks.queries import (
 from bert_jax.tasks.similarity_scores import correlation_scores, pair_scores
 from bert_jax.tasks.task import Outputs, Split
 
-PAIR_METRICS = ("spearman", "pearson", "average_precision", "accuracy", "f1")
-"""Scores that may select a checkpoint; the last three only if all labels are 0 and 1."""
+BINARY_METRICS = ("average_precision", "accuracy", "f1")
+"""Scores of pairs whose labels are 0 and 1."""
+PAIR_METRICS = ("spearman", "pearson", *BINARY_METRICS)
+"""Scores that may select a checkpoint."""
 
 
 class TextPair(NamedTuple):
@@ -46,12 +48,11 @@ def read_pairs(
     the label in `label` or `score`. `unused` receives, for each other key, the number of lines that
     have it. Raises ValueError for a bad line.
     """
-    pairs = []
+    pairs, unused = [], {} if unused is None else unused
     for number, (values, location) in enumerate(tables.iterate_rows(path)):
         names = [find_name(values, each) for each in (QUERY_NAMES, PASSAGE_NAMES, LABEL_NAMES)]
         for key in tables.find_unused_keys([(values, location)], names):
-            if unused is not None:
-                unused[key] = unused.get(key, 0) + 1
+            unused[key] = unused.get(key, 0) + 1
         texts = [tables.text_field(values, name, location, empty_texts) for name in names[:2]]
         label = values.get(names[2])
         if label is not None:
@@ -60,6 +61,17 @@ def read_pairs(
         pairs.append(TextPair(id_, *texts, label, location))
     check_labeled(pairs, [pair.label for pair in pairs], "label", is_training)
     return tables.check_unique(pairs)
+
+
+def check_metric_of_pairs(metric: str, pairs: Sequence[TextPair], path: str) -> None:
+    """Raises ValueError if the labels of dev, read from `path`, do not have the score `metric`."""
+    labels = {pair.label for pair in pairs}
+    if metric in BINARY_METRICS and not labels <= {None} and labels != {0, 1}:
+        found = ", ".join(f"{label:g}" for label in sorted(labels)[:5])
+        raise ValueError(
+            f"config.data.metric={metric}: expected both labels 0 and 1, and no other, in {path}, "
+            f"found {found}: select by spearman, or change the labels"
+        )
 
 
 def make_pair_split(name: str, pairs: Sequence[TextPair], inputs) -> Split:

@@ -89,7 +89,7 @@ class VectorPredictor:
                 self.notes["passages with a 'title', not used: set title"] += 1
             if title and not values.get(title):
                 self.notes[f"passages without a {title!r}"] += 1
-            texts = {text: join_title(values.get(title, ""), values[text])}
+            texts = {text: join_title(values.get(title, "") if title else "", values[text])}
             yield record._replace(id=id_ or str(number), columns=texts)
 
     def features(self, examples: Sequence[tables.Record]) -> list[ModelInput]:

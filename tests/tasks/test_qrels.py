@@ -136,6 +136,19 @@ def test_every_passage_is_ranked_by_id_with_its_title(files, tokenizer, tmp_path
     )
 
 
+def test_predictions_on_qrels_are_read_back_without_copies(files, tokenizer, tmp_path):
+    del files["run"]
+    files["dev"].write_text("q1 0 d3 1\nq2 0 d9 1\n")  # d5 is a copy of d3, d9 is unknown.
+    task = make_task(files, tokenizer)
+    (split,) = task.splits
+    split.write([np.float32([[1]])] * len(split.features), tmp_path)
+    (query,) = read_queries(tmp_path / "dev.jsonl", is_training=True)
+    assert (query.id, query.positive) == ("q1", "a road")
+    assert len(query.negatives) == 3 and "A  ROAD" not in query.negatives
+    assert task.notes["dev queries without a known relevant passage, not in dev.jsonl"] == 1
+    assert read_run(tmp_path / "dev.run").keys() == {"q1", "q2"}
+
+
 def test_cross_encoder_ranks_what_the_first_stage_found(files, tokenizer):
     task = make_task(files, tokenizer, "cross_encoder")
     (split,) = task.splits
@@ -145,7 +158,7 @@ def test_cross_encoder_ranks_what_the_first_stage_found(files, tokenizer):
     found = split.score([np.array([score]) for score in (0.0, 2.0, 1.0, 1.0, 1.0)])
     # The first stage has missed d4, d2 and d9.
     assert found["mrr_at_10"] == 0.5 and found["recall_at_10"] == 0.25
-    with pytest.raises(ValueError, match=r"q1.: no passages to rank: set config"):
+    with pytest.raises(ValueError, match=r"q1.*config\.data\.run"):
         make_task(
             {name: files[name] for name in ("passages", "queries", "dev")},
             tokenizer,
@@ -165,8 +178,12 @@ def test_written_vectors_are_of_titles_and_texts_by_id(files, tokenizer):
     assert read({"queries": "queries.jsonl"}) == read({}, title="title") == (with_titles, notes)
     without = [("d1", "a king of the people"), with_titles[1]]
     assert read({}) == (without, {"passages with a 'title', not used: set title": 2})
+    # Without a title, the unnamed column of a table, its index, is none.
+    queries, files["passages"] = files["queries"], files["queries"].with_name("corpus.csv")
+    files["passages"].write_text(",text\n7,a king\n")
+    assert read({})[0] == [("0", "a king")]
     # The file of queries is one of queries to answer, too.
-    (query, *_) = iterate_queries(files["queries"], {})
+    (query, *_) = iterate_queries(queries, {})
     assert (query.id, query.text) == ("q1", "king")
 
 
@@ -230,28 +247,30 @@ def test_qrels_of_trec_jsonl_and_parquet_are_the_same(tmp_path):
     (tmp_path / "q.txt").write_text(trec)
     for suffix in ("jsonl", "parquet", "txt"):
         assert read_qrels(tmp_path / f"q.{suffix}") == QRELS
+    numbers = write_lines(tmp_path / "n.jsonl", [{"query-id": 1.0, "corpus-id": 2, "score": 1}])
+    assert read_qrels(numbers) == {"1": {"2": 1}}
 
 
 BAD_FILES = {
-    "id twice": (read_corpus, [{"_id": "a", "text": "b"}] * 2, "line 2: id 'a' is already used in"),
-    "no id": (read_corpus, [{"text": "b"}], "line 1: no 'id' or '_id'"),
+    "id twice": (read_corpus, [{"_id": "a", "text": "b"}] * 2, "line 2: .*'a'"),
+    "no id": (read_corpus, [{"text": "b"}], "line 1: .*'_id'"),
     "id with a space": (
         read_query_texts,
         [{"_id": "a b", "text": "c"}],
-        "'a b' is empty or has wh",
+        "line 1: .*'a b'",
     ),
-    "no text": (read_query_texts, [{"_id": "a"}], "'query' is missing"),
-    "grade that is no number": (read_qrels, "q 0 d high\n", "line 1: the grade must be a finite"),
+    "no text": (read_query_texts, [{"_id": "a"}], "line 1: 'query'"),
+    "grade that is no number": (read_qrels, "q 0 d high\n", "line 1: 'score'"),
     "two grades": (
         read_qrels,
         "q 0 d 1\nq 0 d 2\n",
-        "line 2: the passage 'd' of query 'q' has ano",
+        "line 2: .*'d' .*'q'",
     ),
-    "columns of qrels": (read_qrels, "q d\n", "line 1: found 2 columns"),
-    "no judgments": (read_qrels, "query-id\tcorpus-id\tscore\n", "holds no judgments"),
-    "columns of a run": (read_run, "q Q0 d 1 0.5\n", "line 1: found 5 columns"),
-    "score of a run": (read_run, "q Q0 d 1 nan x\n", "line 1: the score must be a number"),
-    "passage twice": (read_run, "q Q0 d 1 1 x\nq Q0 d 2 0 x\n", "line 2: passage 'd' of query 'q'"),
+    "columns of qrels": (read_qrels, "q d\n", "line 1: .*query-id"),
+    "no judgments": (read_qrels, "query-id\tcorpus-id\tscore\n", r"f\.txt"),
+    "columns of a run": (read_run, "q Q0 d 1 0.5\n", "line 1: .*Q0"),
+    "score of a run": (read_run, "q Q0 d 1 nan x\n", "line 1: 'score'"),
+    "passage twice": (read_run, "q Q0 d 1 1 x\nq Q0 d 2 0 x\n", "line 2: .*'d' .*'q'"),
 }
 
 
@@ -270,11 +289,12 @@ def test_bad_file_is_named(case, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"passages": ""}, "without config.data.passages"),
-        ({"queries": ""}, "config.data.run=.* has ids: set config.data.queries"),
+        ({"passages": ""}, "config.data.passages"),
+        ({"queries": ""}, "config.data.run=.*config.data.queries"),
         ({"cutoffs": (10, 10)}, "config.data.cutoffs"),
         ({"cutoffs": (0,)}, "config.data.cutoffs"),
-        ({"metric": "ndcg_at_7"}, "config.data.metric=ndcg_at_7: expected one of mrr_at_1, "),
+        ({"metric": "ndcg_at_7"}, "config.data.metric=ndcg_at_7"),
+        ({"cutoffs": (1, 5)}, "config.data.metric=mrr_at_10"),
     ],
 )
 def test_bad_field_is_named(fields, message, files, tokenizer):
@@ -284,7 +304,5 @@ def test_bad_field_is_named(fields, message, files, tokenizer):
 
 def test_qrels_without_a_known_query_are_refused(files, tokenizer):
     files["dev"].write_text("q8 0 d1 1\nq3 0 d1 0\n")
-    with pytest.raises(
-        ValueError, match=r"dev\.tsv judges no passage as relevant for a known query"
-    ):
+    with pytest.raises(ValueError, match=r"dev\.tsv"):
         make_task(files, tokenizer)

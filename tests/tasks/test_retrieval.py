@@ -248,7 +248,7 @@ def test_labels_are_grades_of_the_ranking(role, tmp_path, tokenizer):
     else:
         outputs = [np.array([score_of[texts_of(tokenizer, each)[1]]]) for each in split.features]
     found = split.score(outputs)
-    # In the tie, the wrong passage comes first.
+    # In the tie, the passage that is not relevant comes first.
     ideal = 3 + 1 / np.log2(3)
     assert found["ndcg_at_10"] == pytest.approx((1 / np.log2(3) + 3 / np.log2(4)) / ideal)
     assert found["map_at_10"] == pytest.approx((1 / 2 + 2 / 3) / 2)
@@ -259,6 +259,15 @@ def test_labels_are_grades_of_the_ranking(role, tmp_path, tokenizer):
         ("a king", 2),
         ("the war", 1),
     ]
+
+
+def test_triplet_accuracy_is_that_of_the_queries_with_negatives(tmp_path, tokenizer):
+    dev = [LINES[0], {"query": "king", "positive": "a king"}]
+    (split,) = make_task(tmp_path, tokenizer, "cross_encoder", dev=dev).splits
+    outputs = [np.array([score]) for score in (1.0, 0.0, 2.0, 1.0)]
+    assert split.score(outputs)["triplet_accuracy"] == 0.5
+    split.write(outputs, tmp_path)
+    assert "triplet_accuracy" not in (tmp_path / "dev_scores.tsv").read_text()
 
 
 def test_reranker_does_not_rank_what_the_first_stage_missed(tmp_path, tokenizer):
@@ -482,68 +491,75 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
 
 
 BAD_LINES = {
-    "no query": ([{"positive": "a"}], "line 1: 'query' is missing; found positive"),
-    "empty positive": ([{"query": "a", "positive": " "}], "line 1: the positive is empty"),
+    "no query": ([{"positive": "a"}], "line 1: 'query'"),
+    "empty positive": ([{"query": "a", "positive": " "}], "line 1: .*positive"),
     "negatives that are no list": (
         [LINES[0] | {"negatives": "a"}],
-        "'negatives' must be of type list, found str",
+        "line 1: 'negatives' .*list",
     ),
-    "empty negative": ([LINES[0] | {"negatives": [""]}], "the negative is empty"),
+    "empty negative": ([LINES[0] | {"negatives": [""]}], "line 1: .*negative"),
     "too few negatives": (
         [LINES[0] | {"negatives": []}],
-        r"fewer negatives \(0\) than config\.data\.num_negatives=1: set it lower, or add",
+        r"config\.data\.num_negatives=1",
     ),
     "positive among negatives": (
         [LINES[0] | {"negatives": ["the river grew old"]}],
-        "also one of the negatives",
+        "line 1: .*'the river grew old'",
     ),
-    "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: id '1' is already used"),
+    "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: .*'1'"),
     "positive among negatives, to the tokenizer": (
         [LINES[0] | {"negatives": ["The  RIVER grew\r\nold"]}],
-        r"line 1: the positive is also one of the negatives, except for what the tokenizer ignores",
+        "line 1: .*'The  RIVER",
     ),
-    "negatives twice": ([LINES[0] | {"negative": "a king"}], "both 'negatives' and 'negative'"),
-    "other negatives": ([*LINES, LINES[0] | {"negative_texts": "a king"}], "line 4: 'negative_t"),
-    "no positives": ([{"query": "a", "positives": []}], "the list 'positives' is empty"),
-    "empty one of positives": ([{"query": "a", "pos": ["b", " "]}], "the pos is empty"),
-    "one score for three": ([LINES[0] | {"pos_scores": [1]}], "'scores' has 0 scores for 2 neg"),
+    "negatives twice": ([LINES[0] | {"negative": "a king"}], "line 1: .*'negatives' .*'negative'"),
+    "other negatives": (
+        [*LINES, LINES[0] | {"negative_texts": "a king"}],
+        "line 4: 'negative_texts'",
+    ),
+    "no positives": ([{"query": "a", "positives": []}], "line 1: .*'positives'"),
+    "empty one of positives": ([{"query": "a", "pos": ["b", " "]}], "line 1: .*pos"),
+    "one score for three": ([LINES[0] | {"pos_scores": [1]}], "line 1: 'scores' .*0 .*2"),
     "score that is no number": (
         [LINES[0] | {"positive_score": "high", "scores": [1, 2]}],
-        "'positive_score' must be a finite number, found 'high'",
+        "line 1: 'positive_score'",
     ),
     "score that is null": (
         [LINES[0] | {"positive_score": 1, "neg_scores": [1, None]}],
-        "'neg_scores' must be a finite number, found None",
+        "line 1: 'neg_scores'",
     ),
-    "score": ([LINES[0] | {"score": 0.5}], "it has both 'negatives' and 'score': a label is of"),
-    "relevance": ([LINES[0] | {"relevance": 2}], "'relevance' is not read"),
+    "score": ([LINES[0] | {"score": 0.5}], "line 1: .*'negatives' .*'score'"),
+    "relevance": ([LINES[0] | {"relevance": 2}], "line 1: 'relevance'"),
     "label that is no number": (
         [{"query": "a", "passage": "b", "label": "good"}],
-        "'label' must be a finite number, found 'good'",
+        "line 1: 'label'",
     ),
     "label that is no whole number": (
         [{"sentence1": "a", "sentence2": "b", "score": 0.4}],
-        "line 1: 'score' is 0.4: .*config.data.evaluation",
+        "line 1: 'score' .*config.data.evaluation",
     ),
     "some labels": (
         [{"query": "a", "passage": "b", "label": 1}, {"query": "a", "passage": "c"}],
-        "line 2: no 'label': label all lines, or none",
+        "line 2: .*'label'",
     ),
     "query without a passage above 0": (
         [{"query": "a", "passage": "b", "label": 1}, {"query": "c", "passage": "b", "label": 0}],
-        "line 2: the query 'c' has no passage with a label above 0",
+        "line 2: .*'c'",
     ),
     "passage with two labels": (
         [{"query": "a", "passage": "b", "label": 1}, {"query": "a", "passage": "b", "label": 0}],
-        "line 1: the passage 'b' is also labeled as wrong",
+        "line 2: .*'b'",
+    ),
+    "passage with two grades": (
+        [{"query": "a", "passage": "b", "label": label} for label in (1, 2)],
+        "line 2: .*'b'",
     ),
     "id of two queries": (
         [{"id": 1, "query": query, "passage": "b", "label": 1} for query in "ac"],
-        "line 2: id '1' is already used for another query in",
+        "line 2: .*'1'",
     ),
-    "rank from 0": ([LINES[0] | {"rank": 0}], "'rank' must be a whole number from 1, found 0"),
-    "no positive": ([{"query": "a", "negatives": ["b"]}], "no 'positive': every example needs one"),
-    "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "no 'positive': every"),
+    "rank from 0": ([LINES[0] | {"rank": 0}], "line 1: 'rank'"),
+    "no positive": ([{"query": "a", "negatives": ["b"]}], "line 1: .*'positive'"),
+    "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "line 2: .*'positive'"),
 }
 
 

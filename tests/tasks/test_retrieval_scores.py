@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.tasks.retrieval_scores import (
+    best_indices,
     bootstrap_intervals,
     find_ranks,
     query_scores,
@@ -92,3 +93,10 @@ def test_intervals_cover_the_mean_and_shrink_with_the_number_of_queries():
     again = bootstrap_intervals(values, num_samples=200)
     assert again["mrr_at_10"] == (low, high)
     assert bootstrap_intervals(values, num_samples=200, seed=1)["mrr_at_10"] != (low, high)
+
+
+@pytest.mark.parametrize("count", [1, 4, 10, 12])
+def test_best_indices_are_those_of_a_stable_sort(count):
+    scores = np.random.default_rng(count).integers(0, 4, 10).astype(np.float32)
+    expected = np.argsort(-scores, kind="stable")[:count]
+    np.testing.assert_array_equal(best_indices(scores, count), expected)

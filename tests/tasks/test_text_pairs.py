@@ -78,10 +78,10 @@ def test_pairs_without_labels_are_predicted(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([PAIRS[0] | {"score": "high"}], "'score' must be a finite number"),
-        ([PAIRS[0], {"sentence1": "a", "sentence2": "b"}], "line 2: no 'label'"),
-        ([PAIRS[0], PAIRS[0]], "line 2: id 'x' is already used"),
-        ([{"sentence1": "a", "score": 1}], "'positive' is missing; found sentence1, score"),
+        ([PAIRS[0] | {"score": "high"}], "line 1: 'score'"),
+        ([PAIRS[0], {"sentence1": "a", "sentence2": "b"}], "line 2: .*'label'"),
+        ([PAIRS[0], PAIRS[0]], "line 2: .*'x'"),
+        ([{"sentence1": "a", "score": 1}], "line 1: 'positive'"),
     ],
 )
 def test_bad_pair_is_named(pairs, message, tmp_path):
@@ -92,9 +92,10 @@ def test_bad_pair_is_named(pairs, message, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"evaluation": "sts"}, "config.data.evaluation=sts: expected ranking or similarity"),
-        ({"metric": "mrr_at_10"}, "config.data.metric=mrr_at_10: expected one of spearman"),
-        ({"queries": "q.jsonl", "passages": "p.jsonl"}, "config.data.evaluation=similarity: with"),
+        ({"evaluation": "sts"}, "config.data.evaluation=sts"),
+        ({"metric": "mrr_at_10"}, "config.data.metric=mrr_at_10"),
+        ({"metric": "f1"}, r"config\.data\.metric=f1: .*pairs\.jsonl"),
+        ({"queries": "q.jsonl", "passages": "p.jsonl"}, "config.data.evaluation=similarity"),
     ],
 )
 def test_bad_field_is_named(fields, message, tmp_path, tokenizer):
