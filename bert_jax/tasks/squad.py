@@ -62,8 +62,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     for name, source in files.items():
         unused: dict[str, int] = {}
         questions = read_questions(source, span_config.null_answers, data.data_dir, True, unused)
-        for key, count in unused.items():
-            notes[f"{name} lines with {key!r}, which is not used"] = count
+        tables.note_unused_keys(unused, f"{name} lines", notes)
         empty = [
             (question.location, f"the {field_name}")
             for question in questions

@@ -29,7 +29,7 @@ from bert_jax.tasks.conll import (
 )
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import tokenize
-from bert_jax.tasks.tables import check_empty_texts, files_from_config
+from bert_jax.tasks.tables import check_empty_texts, files_from_config, note_unused_keys
 from bert_jax.tasks.tag_sets import (
     check_labels,
     check_tags,
@@ -107,8 +107,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             known_tags=labels,
             unused=unused,
         )
-        for key, count in unused.items():
-            notes[f"{name} lines with {key!r}, which is not used"] = count
+        note_unused_keys(unused, f"{name} lines", notes)
         is_labeled = sentences[0].tags is not None
         _check_empty(path, name, sentences, bool(data.train), notes)
         if is_labeled:
