@@ -123,8 +123,11 @@ def rows(scale: str) -> list[study.Row]:
     ]
 
 
-def preparations(scale: str) -> list[study.Command]:
-    """Returns the commands that build the corpora, at laptop scale those of proteins, too."""
+def text_corpora(scale: str, names: Sequence[str]) -> list[study.Command]:
+    """Returns the commands that build the vocabulary of the text, and corpora of its rows.
+
+    `names` are of tokenizers: "cls_first" is that of the vocabulary, "cls_last" has XLNet's layout.
+    """
     directory, length = study.runs(scale), LENGTHS[scale]
     text, commands = study.TEXT.value or "enwiki-latest-pages-articles.xml.bz2", []
     if scale == "laptop" and not study.TEXT.value:
@@ -133,21 +136,30 @@ def preparations(scale: str) -> list[study.Command]:
     vocabulary = f"{directory}/bpe.json"
     arguments = ["tools/train_vocab.py", "--kind=bpe", f"--input={text}", f"--output={vocabulary}"]
     commands.append(study.Command([*arguments, f"--size={VOCAB_SIZES[scale]}"], vocabulary))
-    own = f"{directory}/cls_last"
-    arguments = ["experiments/family_data.py", "cls_last", vocabulary, own]
-    commands.append(study.Command(arguments, own))
+    tokenizers = {"cls_first": vocabulary, "cls_last": f"{directory}/cls_last"}
+    if "cls_last" in names:
+        own = tokenizers["cls_last"]
+        arguments = ["experiments/family_data.py", "cls_last", vocabulary, own]
+        commands.append(study.Command(arguments, own))
     options = ["--rows=full_sentences"]
     options += ["--heldout_fraction=0.1"] if scale == "laptop" else []
-    for name, tokenizer in (("cls_first", vocabulary), ("cls_last", own)):
+    for name in names:
         output = corpus(name, length, scale)
-        commands.append(corpus_command(text, tokenizer, output, length, options))
+        commands.append(corpus_command(text, tokenizers[name], output, length, options))
+    return commands
+
+
+def preparations(scale: str) -> list[study.Command]:
+    """Returns the commands that build the corpora, at laptop scale those of proteins, too."""
+    commands = text_corpora(scale, ("cls_first", "cls_last"))
     if scale == "laptop":
         own = study.fetched("protein-text")
         arguments = ["experiments/family_data.py", "proteins", study.fetched("proteins"), own]
         commands += [study.fetch_command("proteins"), study.Command(arguments, own)]
         options = ["--documents=lines", "--sentences=lines", "--rows=single_segments"]
         options += ["--heldout_fraction=0.1"]
-        text, output = f"{own}/proteins.txt", corpus("proteins", length, scale)
+        text, length = f"{own}/proteins.txt", LENGTHS[scale]
+        output = corpus("proteins", length, scale)
         commands.append(corpus_command(text, own, output, length, options))
     return commands
 
@@ -188,9 +200,9 @@ def entropy(weights: np.ndarray, shares: np.ndarray) -> float:
 
 
 def spread(values: Sequence[float], form: str = ".3f") -> str:
-    """Formats the median and, of several values, the range."""
+    """Formats the median and, of values that differ, the range."""
     low, middle, high = (format(f(values), form) for f in (min, statistics.median, max))
-    return f"{middle} ({low} to {high})" if len(values) > 1 else middle
+    return f"{middle} ({low} to {high})" if low != high else middle
 
 
 def table(header: list[str], lines: list[list[str]]) -> str:

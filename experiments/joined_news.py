@@ -1,7 +1,7 @@
 """Builds long documents from R8: news items joined to one text.
 
     python tools/fetch_data.py reuters-r8 runs/data/reuters-r8
-    python experiments/joined_news.py runs/data/reuters-r8 runs/data/joined-news-1024 1024
+    python experiments/joined_news.py runs/data/reuters-r8 runs/data/joined-news-4096 4096
 
 Half of the items of a document, at random places, are of one topic, its label; the others are of
 any other topics. So the first items tell the label only roughly. The arguments are the directories
@@ -28,7 +28,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 TOKENS_PER_WORD = 1.25  # Of R8, with a vocabulary of 4,096.
 VOCAB_SIZE = 4096
-NUM_DOCUMENTS = {"train": 400, "test": 160}
+NUM_DOCUMENTS = {"train": 160, "test": 80}
 WINDOWS_PER_DOCUMENT = 8
 NUM_SPECIAL = 2  # [CLS] and [SEP] of a window.
 

@@ -26,7 +26,8 @@ import bert_jax
 
 SPLITS = {"train": "train", "dev": "test"}  # The file of each split.
 NUM_TIMED = 16
-LENGTHS = {"laptop": 1024, "pod": 4096}
+LENGTH = 4096  # Tokens of a document, about.
+WINDOW = LENGTH // joined_news.WINDOWS_PER_DOCUMENT  # [CLS] and [SEP] included.
 WINDOWS = "RoBERTa, windows, averaged"
 ROWS = {  # Name -> encoder at laptop scale and at pod scale.
     "RoBERTa, the first window": ("roberta", "roberta-base"),
@@ -69,31 +70,21 @@ OWN_SETTINGS = {  # Of the configuration of each encoder at laptop scale.
         "decay_steps": 350,
     },
 }
-FINETUNING = {"batch_size": 16, "num_epochs": 8.0, "learning_rate": 1e-3}
-WINDOWS_PER_BATCH = 64
-
-
-def documents(scale: str) -> str:
-    """Returns the directory of the documents."""
-    return study.joined_news(LENGTHS[scale])
-
-
-def window(scale: str) -> int:
-    """Returns the tokens of a window, [CLS] and [SEP] included."""
-    return LENGTHS[scale] // joined_news.WINDOWS_PER_DOCUMENT
+FINETUNING = {"batch_size": 4, "num_epochs": 5.0, "learning_rate": 1e-3}
+WINDOWS_PER_BATCH = 16
 
 
 def preparations(scale: str) -> list[study.Command]:
     """Returns the commands that make the encoders of the laptop scale."""
     if scale == "pod":
         return []
-    return [*itertools.chain.from_iterable(encoder_commands(name, scale) for name in ENCODERS)]
+    return [*itertools.chain.from_iterable(encoder_commands(name) for name in ENCODERS)]
 
 
-def encoder_commands(name: str, scale: str) -> list[study.Command]:
+def encoder_commands(name: str) -> list[study.Command]:
     """Returns the commands that pre-train an encoder of the laptop scale on the training items."""
-    files, commands, corpora = documents(scale), [], []
-    for length in (SHORT_ROWS, window(scale)):
+    files, commands, corpora = study.joined_news(), [], []
+    for length in (SHORT_ROWS, WINDOW):
         corpora.append(f"{files}/corpus-{length}")
         arguments = ["tools/prepare_corpus.py", f"--input={files}/text.txt"]
         arguments += [f"--vocab={files}/bpe.json", f"--output={corpora[-1]}"]
@@ -103,30 +94,30 @@ def encoder_commands(name: str, scale: str) -> list[study.Command]:
     source = "roberta" if name == "longformer" else name
     workdir = f"{files}/encoders/{source}"
     settings = {"corpus": corpora[0], "long_phase.corpus": corpora[1]} | PRETRAINING
-    settings |= {"long_phase.max_seq_length": window(scale)}
+    settings |= {"long_phase.max_seq_length": WINDOW}
     settings |= {f"model.{field}": value for field, value in SIZES.items()}
-    settings |= OWN_SETTINGS[source] | {"model.max_position_embeddings": LENGTHS[scale]}
+    settings |= OWN_SETTINGS[source] | {"model.max_position_embeddings": LENGTH}
     if source == "roberta":
-        settings["model.max_position_embeddings"] = window(scale)
+        settings["model.max_position_embeddings"] = WINDOW
     arguments = ["-m", "bert_jax.pretrain", f"--config=configs/pretrain/{source}_base.py"]
     arguments += [f"--workdir={workdir}", *study.overrides(settings)]
     commands.append(study.Command(arguments, f"{workdir}/result.json"))
     if name == "longformer":
         output = f"{files}/encoders/{name}"
         arguments = ["tools/make_longformer.py", f"--model={workdir}", f"--output={output}"]
-        arguments += [f"--max_seq_length={LENGTHS[scale]}", f"--attention_window={window(scale)}"]
+        arguments += [f"--max_seq_length={LENGTH}", f"--attention_window={WINDOW}"]
         commands.append(study.Command(arguments, output))
     return commands
 
 
 def rows(scale: str) -> list[study.Row]:
-    files, result = documents(scale), []
+    files, result = study.joined_news(), []
     for name, (small, released) in ROWS.items():
         is_laptop = scale == "laptop"
         weights = f"{files}/encoders/{small}" if is_laptop else study.fetched(released)
         finetuning, score = {}, None
         if small == "roberta":
-            finetuning["max_seq_length"] = window(scale)
+            finetuning["max_seq_length"] = WINDOW
         if name == WINDOWS:
             finetuning["batch_size"] = WINDOWS_PER_BATCH
             finetuning |= {f"max_{split}_examples": 0 for split in ("train", "eval")}
@@ -138,9 +129,9 @@ def rows(scale: str) -> list[study.Row]:
 
 
 def tasks(scale: str) -> list[study.Task]:
-    files = documents(scale)
+    files = study.joined_news()
     settings = {f"data.{split}": f"{files}/{file}.jsonl" for split, file in SPLITS.items()}
-    settings |= {"max_seq_length": LENGTHS[scale]}
+    settings |= {"max_seq_length": LENGTH}
     if scale == "laptop":
         settings |= FINETUNING
     return [study.Task("Topic accuracy", "text_classification", "dev/accuracy", settings)]
@@ -193,7 +184,7 @@ def first_windows(windows: list[dict[str, str]]) -> list[dict[str, str]]:
 def seconds_per_document(row: study.Row, task: study.Task, scale: str) -> float:
     """Returns the CPU time of predicting a document with the model of the first seed."""
     first = [str(number) for number in range(NUM_TIMED)]
-    lines = read_lines(f"{documents(scale)}/{SPLITS['dev']}{'_windows' * bool(row.score)}.jsonl")
+    lines = read_lines(f"{study.joined_news()}/{SPLITS['dev']}{'_windows' * bool(row.score)}.jsonl")
     if row.score:
         texts = [line["text"] for line in lines if line["document"] in first]
     else:
@@ -208,7 +199,7 @@ def seconds_per_document(row: study.Row, task: study.Task, scale: str) -> float:
 
 def appendix(scale: str, directory: pathlib.Path) -> str:
     """Returns the accuracy of word counts, and the time of each model for a document."""
-    files, (task,) = documents(scale), tasks(scale)
+    files, (task,) = study.joined_news(), tasks(scale)
     texts = [read_lines(f"{files}/{file}.jsonl") for file in SPLITS.values()]
     windows = [read_lines(f"{files}/{file}_windows.jsonl") for file in SPLITS.values()]
     counts = naive_bayes_accuracy(*texts), naive_bayes_accuracy(*map(first_windows, windows))
@@ -232,13 +223,14 @@ STUDY = study.Study(
     "topic of eight, which the model names (chance: 12.5 %). A RoBERTa has no positions for more "
     "than an eighth of a document: it reads the first window of that size, or all windows one by "
     "one, trained with the label of their document; then the mean of their probabilities decides.",
-    laptop="Documents of about 1,000 tokens, not 4,000, to take minutes: 400 to train and "
-    "160 for dev. The encoders have 2 layers of hidden size 64, and were pre-trained by masked LM "
-    f"on the training items, in {PRETRAINING['num_steps']:,} steps on rows of {SHORT_ROWS} tokens "
-    f"and {PRETRAINING['long_phase.num_steps']} on rows of 128. RoBERTa has 128 positions; the "
-    "Longformer is converted from it, with windows of 128; ModernBERT has a global layer and one "
-    "with a window of 128.",
-    limits="A few hundred documents, and encoders that have learned little, show what is gained by "
+    laptop=f"{joined_news.NUM_DOCUMENTS['train']} documents of about 4,000 tokens to train and "
+    f"{joined_news.NUM_DOCUMENTS['test']} for dev, to take minutes. The encoders have 2 layers of "
+    "hidden size 64, and were pre-trained by masked LM on the training items, in "
+    f"{PRETRAINING['num_steps']:,} steps on rows of {SHORT_ROWS} tokens "
+    f"and {PRETRAINING['long_phase.num_steps']} on rows of {WINDOW}. RoBERTa has {WINDOW} "
+    f"positions; the Longformer is converted from it, with windows of {WINDOW}; ModernBERT has a "
+    "global layer and one with a window of 128.",
+    limits="So few documents, and encoders that have learned little, show what is gained by "
     "reading all of a document. The topic is spread over it, so that windows need not know of each "
     "other; tasks that combine distant parts, or encoders of full size, may rank the three "
     "otherwise.",

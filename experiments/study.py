@@ -153,9 +153,9 @@ def fetched(name: str) -> str:
     return f"{WORKDIR.value}/data/{name}"
 
 
-def joined_news(length: int) -> str:
-    """Returns the directory of long documents, made of news, of about `length` tokens."""
-    return fetched(f"joined-news-{length}")
+def joined_news() -> str:
+    """Returns the directory of long documents, made of news, of about 4,096 tokens."""
+    return fetched("joined-news-4096")
 
 
 def runs(scale: str) -> str:
@@ -208,10 +208,9 @@ def data_commands(tasks: list[Task]) -> list[Command]:
     if reads(tasks, fetched("story-endings")):
         arguments = ["experiments/story_endings.py", fetched("tales"), fetched("story-endings")]
         commands += [fetch_command("tales"), Command(arguments, fetched("story-endings"))]
-    for length in (1024, 4096):
-        if reads(tasks, output := joined_news(length)):
-            arguments = ["experiments/joined_news.py", fetched("reuters-r8"), output, str(length)]
-            commands += [fetch_command("reuters-r8"), Command(arguments, output)]
+    if reads(tasks, joined_news()):
+        arguments = ["experiments/joined_news.py", fetched("reuters-r8"), joined_news(), "4096"]
+        commands += [fetch_command("reuters-r8"), Command(arguments, joined_news())]
     return commands
 
 

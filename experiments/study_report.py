@@ -69,7 +69,7 @@ def finished(scores: Sequence[float]) -> list[float]:
     return [score for score in scores if not math.isnan(score)]
 
 
-def show(values: Seeds | None, scale: float) -> str:
+def show(values: Seeds | None, scale: float = 100, form: str = ".1f") -> str:
     """Formats the median and, for several seeds, their range; "" if nothing was run."""
     if values is None:
         return ""
@@ -79,8 +79,8 @@ def show(values: Seeds | None, scale: float) -> str:
     if not own:
         return "; ".join(notes)
     middle, low, high = (f(own) * scale for f in (statistics.median, min, max))
-    notes = [f"{low:.1f} to {high:.1f}"] * (len(own) > 1) + notes
-    return f"{middle:.1f}" + (f" ({'; '.join(notes)})" if notes else "")
+    notes = [f"{low:{form}} to {high:{form}}"] * (len(own) > 1) + notes
+    return f"{middle:{form}}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def table(rows: Sequence, columns: Sequence[str], scores: Scores, metrics: Sequence[str]) -> str:
@@ -90,8 +90,8 @@ def table(rows: Sequence, columns: Sequence[str], scores: Scores, metrics: Seque
     header += [f"paper: {name}" for name in paper]
     lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
     for row in rows:
-        ours = [show(scores.get((row.name, name)), 1) for name in metrics]
-        ours += [show(scores.get((row.name, name)), 100) for name in columns]
+        ours = [show(scores.get((row.name, name)), 1, ".3g") for name in metrics]
+        ours += [show(scores.get((row.name, name))) for name in columns]
         lines.append([row.name, *ours, *(str(row.paper.get(name, "")) for name in paper)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -128,7 +128,8 @@ def write(
         of_runs = "of one run"
         if any(len(seeds) > 1 for seeds in own):
             of_runs = "the median of the runs of pre-training, and their range"
-        notes.append(f"The {', '.join(metrics)}, {of_runs}, is not in percent.")
+        verb = "are" if len(metrics) > 1 else "is"
+        notes.append(f"The {' and '.join(metrics)}, {of_runs}, {verb} not in percent.")
     if baselines:
         values = [f"{value:.0f} ({name.replace('_', ' ')})" for name, value in baselines.items()]
         notes.append(f"Word frequencies alone have a perplexity of {', '.join(values)}.")
@@ -164,7 +165,8 @@ def draw_scores(title: str, rows: Sequence, columns: Sequence[str], scores: Scor
 
     The metrics are the columns of `scores` that are not in `columns`; they are not in percent.
     """
-    rows = [row for row in rows if (row.name, columns[0]) in scores]
+    scored = {name for name, _ in scores}
+    rows = [row for row in rows if row.name in scored]
     metrics = list(dict.fromkeys(name for _, name in scores if name not in columns))
     panels = [(name, "Pre-training", name, 1) for name in metrics]
     for column in columns:

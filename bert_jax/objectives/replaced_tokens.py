@@ -425,10 +425,12 @@ def discriminator_sums(logits: jax.Array, is_replaced: jax.Array, batch: Batch) 
     losses = jax.nn.softplus(logits) - logits * is_replaced
     is_found = logits > 0
     count, hits = jnp.sum(weights), jnp.sum(weights * (is_found & is_replaced))
+    num_replaced = jnp.sum(weights * is_replaced)
     return {
         "replaced_loss": (jnp.sum(losses * weights), count),
         "replaced_accuracy": (jnp.sum((is_found == is_replaced) * weights), count),
-        "replaced_recall": (hits, jnp.sum(weights * is_replaced)),
+        "replaced_fraction": (num_replaced, count),
+        "replaced_recall": (hits, num_replaced),
         "replaced_precision": (hits, jnp.sum(weights * is_found)),
     }
 

@@ -271,7 +271,7 @@ def test_report_has_our_scores_beside_the_papers(name, scale, tmp_path, load):
     scores = {
         (row.name, column): Seeds(rng.random() for _ in range(each.num_seeds))
         for row in study.rows_to_run(each, scale)
-        for column in columns
+        for column in [*columns, *each.pretraining_metrics]
     }
     baselines = {"sentence_pairs": 648.2}
     study_report.write(each, scale, columns, scores, baselines, tmp_path, "python command")
@@ -279,8 +279,9 @@ def test_report_has_our_scores_beside_the_papers(name, scale, tmp_path, load):
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
     for row in rows:
         assert all(f"| {score} |" in lines[row.name] for score in row.paper.values())
-    for (row, _), values in scores.items():
-        assert study_report.show(values, 100) in lines[row]
+    for (row, column), values in scores.items():
+        shown = study_report.show(values, *((100, ".1f") if column in columns else (1, ".3g")))
+        assert shown in lines[row]
     assert each.about in text and "python command" in text
     if columns:
         assert ("the median over the seeds" in text) == (each.num_seeds > 1)

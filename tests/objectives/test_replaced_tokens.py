@@ -74,6 +74,7 @@ def reference(model, params, batch):
     return suites.cross_entropy("mlm", token_logits, batch["targets"], batch["target_weights"]) | {
         "replaced_loss": (losses.sum(), is_real.sum()),
         "replaced_accuracy": (np.sum((found == labels)[is_real]), is_real.sum()),
+        "replaced_fraction": (labels.sum(), is_real.sum()),
         "replaced_recall": (hits, labels.sum()),
         "replaced_precision": (hits, found.sum()),
     }
