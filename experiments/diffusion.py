@@ -66,7 +66,7 @@ SETTINGS = {  # Of a run at laptop scale.
     "checkpoint_every": 100_000,
     "keep_every": 0,
 }
-NUM_SEEDS = 3
+NUM_SEEDS = 2
 PERPLEXITY = "held-out perplexity"
 DIFFUSION, LEFT_TO_RIGHT = "Masked diffusion", "Left to right"
 OBJECTIVES = {

@@ -115,11 +115,14 @@ def train(workdir: pathlib.Path, text: pathlib.Path, tokenizer, weights, seed: i
         flags = (f"--input={text}", f"--vocab={tokenizer}", f"--output={corpus}")
         rows = ("--rows=document_sentences", "--max_seq_length=64", "--heldout_fraction=0.1")
         tool("prepare_corpus", *flags, *rows, f"--language={'sl' if text.stem == 'sl' else 'en'}")
-    run = workdir / f"runs/{name}-{seed}"
-    config = "continue" if weights else "bert_tiny"
-    fields = TRAINING | {"corpus": corpus, "seed": seed}
+    return pretrain(workdir / f"runs/{name}-{seed}", corpus, weights, {"seed": seed})
+
+
+def pretrain(run: pathlib.Path, corpus: pathlib.Path, weights, fields: dict) -> dict:
+    """Runs a pre-training in `run`; returns its result, and the tokens per word of its corpus."""
+    config, fields = "bert_tiny", TRAINING | {"corpus": corpus} | fields
     if weights:
-        fields |= {"init_from": weights}
+        config, fields = "continue", fields | {"init_from": weights}
     if not (run / "result.json").exists():
         flags = [f"--config.{field}={value}" for field, value in fields.items()]
         module = ["-m", "bert_jax.pretrain", f"--config=configs/pretrain/{config}.py"]

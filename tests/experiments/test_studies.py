@@ -254,12 +254,13 @@ def test_a_directory_that_the_study_does_not_read_is_an_error(load, set_flag):
 
 # Drawing takes long: in the fast tier each way of drawing once, and the longest report.
 DRAWN = {("masking", "laptop"), ("training_steps", "laptop"), ("glue", "pod")}
+TIERS = {"laptop": pytest.mark.slow, "pod": pytest.mark.exhaustive}
 
 
 @pytest.mark.parametrize(
     ("name", "scale"),
     [
-        pytest.param(name, scale, marks=() if (name, scale) in DRAWN else pytest.mark.slow)
+        pytest.param(name, scale, marks=() if (name, scale) in DRAWN else TIERS[scale])
         for name in NAMES
         for scale in ("laptop", "pod")
     ],

@@ -241,7 +241,7 @@ def sharded_over_data(state, shardings):
         pytest.param("stable_adamw", MESHES[-1], 1, marks=pytest.mark.slow),
         *(pytest.param("adamw", mesh, 1, marks=pytest.mark.exhaustive) for mesh in MESHES),
         *(
-            pytest.param("lamb", mesh, 2 if mesh["data"] == 8 else 1, marks=pytest.mark.slow)
+            pytest.param("lamb", mesh, 2 if mesh["data"] == 8 else 1, marks=pytest.mark.exhaustive)
             for mesh in MESHES[:-1]
         ),
     ],
