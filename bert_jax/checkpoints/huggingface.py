@@ -245,9 +245,10 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
         _check_code_and_adapters(values)
         config, head = config_from_huggingface(values), head_from_huggingface(values)
         is_cross_encoder = modules is not None and modules.is_cross_encoder
-        if "sentence_transformers" in values:  # Where its former versions store it.
-            name = values["sentence_transformers"].get("activation_fn")
-            check_activation(name, path)
+        # Where its former versions store it. An exported regression of ours has no version.
+        former = values.get("sentence_transformers", {})
+        if "version" in former:
+            check_activation(former.get("activation_fn"), path)
             is_cross_encoder = True
         if (
             is_cross_encoder

@@ -27,7 +27,7 @@ from bert_jax.finetuning.step import (
 from bert_jax.finetuning.task_data import TO_PREDICT, TaskData, log_task
 from bert_jax.model.architecture import config_from_settings, config_to_settings
 from bert_jax.model.execution import Execution, log_path, plan_execution
-from bert_jax.model.heads import make_model
+from bert_jax.model.heads import Head, make_model
 from bert_jax.model.layer_stack import num_stacked_layers
 from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.sharding.mesh import make_mesh
@@ -89,6 +89,7 @@ class FinetuneSetup:
                 f"config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
                 f"{self.steps_per_epoch}): set a larger num_epochs"
             )
+        check_batch_is_compared(trial, self.data.task.head)
         model_config_of_trial(trial, self.model.config)  # Raises for invalid dropout rates.
 
 
@@ -170,6 +171,14 @@ def log_setup(setup: FinetuneSetup) -> None:
         )
     log_path(setup.model.plan, setup.model.config, setup.data.shape.length)
     log_task(setup.data.task, setup.data.shape, setup.num_steps(config))
+
+
+def check_batch_is_compared(trial: ConfigDict, head: Head) -> None:
+    """Raises ValueError for a batch of one example if the loss compares examples."""
+    if head.batch_loss and trial.batch_size == 1:
+        raise ValueError(
+            "config.batch_size=1: the loss compares the examples of a batch: expected at least 2"
+        )
 
 
 def check_against_weights(config: ConfigDict, settings: Mapping) -> None:

@@ -177,11 +177,6 @@ def find_loss(config: ConfigDict) -> TrainingLoss:
             expected = " or ".join(CHOICES[field])
             raise ValueError(f"config.{_path(field)}={value}: expected {expected}")
     _check_matryoshka(config)
-    if loss.compares and config.data.train and config.batch_size == 1:
-        raise ValueError(
-            f"config.batch_size=1: the loss {name} compares the examples of a batch: expected at "
-            "least 2"
-        )
     return loss
 
 

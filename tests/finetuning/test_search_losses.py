@@ -10,9 +10,9 @@ import pytest
 
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.data.features import LabelLayout, RowShape, unpack_rows
-from bert_jax.finetuning.finetune_setup import check_against_weights
+from bert_jax.finetuning.finetune_setup import check_against_weights, check_batch_is_compared
 from bert_jax.model.architecture import config_to_settings
-from bert_jax.model.heads import Head
+from bert_jax.model.heads import CLASSIFICATION, EMBEDDING, Head
 from bert_jax.tasks.retrieval_losses import LOSSES, find_loss, head_with_loss
 from tests.helpers.models import small_model_config
 from tests.suites import heads
@@ -129,6 +129,14 @@ def test_update_equals_the_gradients_of_the_whole_batch(role, fields):
     assert num_microbatches == 2
     assert_same([found], [loss_of_whole_batch(case)])
     assert any(np.any(leaf) for leaf in jax.tree.leaves(found[1]["encoder"]))
+
+
+def test_a_batch_of_one_is_an_error_if_the_loss_compares_examples():
+    config = config_file.get_config("bi_encoder,runlocal")
+    config.batch_size = 1
+    check_batch_is_compared(config, CLASSIFICATION)
+    with pytest.raises(ValueError, match="batch_size=1"):
+        check_batch_is_compared(config, EMBEDDING)
 
 
 def test_a_matryoshka_size_above_that_of_the_vectors_is_an_error():

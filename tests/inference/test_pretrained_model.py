@@ -254,6 +254,7 @@ def alone(model) -> list[np.ndarray]:
     return jax.device_get(states)
 
 
+@pytest.mark.slow
 def test_sparse_vectors_are_the_largest_weights_of_the_masked_lm(model, alone):
     def logits(module, states):
         return module.mlm(states, module.encoder.embeddings.token_embedding)

@@ -111,7 +111,6 @@ BAD_FIELDS = {
         {"loss.name": "contrastive", "loss.distance": "manhattan"},
         "loss.distance=manhattan: expected euclidean or cosine",
     ),
-    "batch of one": ({"batch_size": 1, "data.train": "file"}, "batch_size=1"),
     "equal sizes": ({"loss.matryoshka_sizes": (8, 8)}, "matryoshka_sizes"),
     "weights": (
         {"loss.matryoshka_sizes": (8, 4), "loss.matryoshka_weights": (1.0,)},
