@@ -1,7 +1,9 @@
-"""Losses of a cross-encoder: of the scores of each query's passages.
+"""Losses of the scores of each query's passages: against labels, or a teacher's scores.
 
 `scores` and, unless said otherwise, `labels` are float32 `[examples, n]`; an entry without a
-passage has the label -inf. `weights` are float32 `[examples]`, 0 for unused examples.
+passage has the label -inf. `weights` are float32 `[examples]`, 0 for unused examples. A
+cross-encoder has such scores; those of a bi-encoder are `own_dot_products`, those of late
+interaction `own_max_similarities`, both in `losses/similarity.py`.
 """
 
 import math
@@ -115,3 +117,32 @@ def _pair_weights(weighting, gains, ranks, mu):
         "lambda_rank": by_rank,
         "ndcg2++": mu * by_distance + by_rank,
     }[weighting]
+
+
+def margin_mse_loss(scores: jax.Array, teacher: jax.Array, weights: jax.Array) -> jax.Array:
+    """Sums the mean squared error of the margins between the positive and each negative.
+
+    `teacher` are its scores, float32 `[examples, n]`; the positive is first in both.
+    Hofstätter et al. (2020, "Cross-architecture knowledge distillation"); MarginMSELoss, also of
+    sparse, multi-vector and cross-encoders.
+    """
+    errors = (scores[:, :1] - scores[:, 1:]) - (teacher[:, :1] - teacher[:, 1:])
+    return jnp.sum(jnp.mean(jnp.square(errors), axis=-1) * weights)
+
+
+def score_divergence_loss(
+    scores: jax.Array,
+    teacher: jax.Array,
+    weights: jax.Array,
+    temperature: float = 1.0,
+    teacher_temperature: float = 1.0,
+) -> jax.Array:
+    """Sums temperature^2 * KL(teacher || student) of the softmax over the passages, in nats.
+
+    Lin et al. (2020, "Tightly-coupled teachers"); DistillKLDivLoss. `teacher` are its scores,
+    float32 `[examples, n]`; the temperatures divide those of the student and of the teacher.
+    """
+    log_student = jax.nn.log_softmax(scores / temperature)
+    log_teacher = jax.nn.log_softmax(teacher / teacher_temperature)
+    losses = jnp.sum(jnp.exp(log_teacher) * (log_teacher - log_student), axis=-1)
+    return temperature**2 * jnp.sum(losses * weights)

@@ -81,11 +81,11 @@ def online_contrastive_loss(
 ) -> jax.Array:
     """Returns the sum of the weights times the squared distances and margins of hard pairs.
 
-    Hard are pairs with the label 1 that are farther apart than the closest one with the label 0,
-    and pairs with the label 0 that are closer than the farthest one with the label 1; without any
-    of the other label, those beyond the mean of their own. OnlineContrastiveLoss, which is the sum
-    over the pairs of the batch and no mean. Arguments are as in `contrastive_loss`; other labels
-    than 0 and 1 have no loss.
+    A pair with the label 1 is hard if it is farther apart than the closest pair with the label 0,
+    and a pair with the label 0 if it is closer than the farthest pair with the label 1. Without a
+    pair of the other label, the mean distance of their own label takes its place.
+    OnlineContrastiveLoss, which is the sum over the pairs of the batch and no mean. Arguments are
+    as in `contrastive_loss`; other labels than 0 and 1 have no loss.
     """
     distances = PAIR_DISTANCES[distance](vectors[:, 0], vectors[:, 1])
     is_positive = (labels == 1) & (weights > 0)

@@ -34,9 +34,9 @@ def max_similarities(queries: jax.Array, passages: jax.Array) -> jax.Array:
     """Sums, over the tokens of a query, their largest dot product with a token of a passage.
 
     MaxSim of Khattab and Zaharia (2020, "ColBERT", section 3.3); 0 for a passage without tokens.
-    Returns `[queries, passages]` for
-    `[queries, tokens, size]` and `[passages, tokens, size]`. Computes one query at a time, in the
-    gradient again: all at once would take `[queries, tokens, passages, tokens]`.
+    Returns `[queries, passages]` for `[queries, tokens, size]` and `[passages, tokens, size]`.
+    Computes one query at a time, in the gradient again: all at once would take `[queries, tokens,
+    passages, tokens]`.
     """
     is_token = jnp.any(passages != 0, axis=-1)
     has_tokens = jnp.any(is_token, axis=-1)

@@ -22,7 +22,7 @@ from bert_jax.tasks.queries import (
     read_id,
     read_number,
 )
-from bert_jax.tasks.retrieval_scores import CUTOFFS, find_ranks, query_scores
+from bert_jax.tasks.retrieval_scores import CUTOFFS, query_scores, ranks_by_id
 
 _QRELS_COLUMNS = ("query-id", "corpus-id", "score")
 
@@ -172,8 +172,10 @@ def _iterate_judgments(path: str | pathlib.Path) -> Iterator[tuple[str, str, obj
         for values, location in tables.iterate_rows(path):
             for name in _QRELS_COLUMNS:
                 tables.field(values, name, str | int | float, location)
-            ids = (tables.id_field(values, location, 0, name) for name in _QRELS_COLUMNS[:2])
-            yield *ids, values["score"], location
+            query, passage = (
+                tables.id_field(values, location, 0, _QRELS_COLUMNS[i]) for i in (0, 1)
+            )
+            yield query, passage, values["score"], location
         return
     expected = f"the columns {', '.join(_QRELS_COLUMNS)}, or TREC's query, 0, passage, grade"
     for number, line in enumerate(tables.iterate_lines(pathlib.Path(path), "qrels"), start=1):
@@ -184,7 +186,8 @@ def _iterate_judgments(path: str | pathlib.Path) -> Iterator[tuple[str, str, obj
             del values[1]
         if len(values) != 3:
             raise ValueError(f"{location}: found {len(values)} columns: expected {expected}")
-        yield *values, location
+        query, passage, grade = values
+        yield query, passage, grade, location
 
 
 def read_run(path: str | pathlib.Path) -> dict[str, dict[str, float]]:
@@ -230,15 +233,8 @@ def score_run(
             continue
         results = run.get(query, {})
         places = {id_: place for place, id_ in enumerate(results)}
-        found = [id_ for id_ in relevant if id_ in places]
-        found_ranks = find_ranks(
-            np.array(list(results.values())),
-            [places[id_] for id_ in found],
-            grades=[relevant[id_] for id_ in found],
-        )
-        rank_of = dict(zip(found, found_ranks, strict=True))
         ids.append(query)
-        ranks.append(np.array([rank_of.get(id_, np.inf) for id_ in relevant]))
+        ranks.append(ranks_by_id(np.array(list(results.values())), places, relevant))
         grades.append(np.array(list(relevant.values())))
     if not ids:
         raise ValueError("no query of the qrels has a passage with a grade above 0")

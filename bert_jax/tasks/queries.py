@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.features import make_sequence
 from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.sequences import tokenize
@@ -416,6 +417,36 @@ class TokenizedTexts:
 
 def _as_bytes(ids: list[int]) -> bytes:
     return np.array(ids, np.int32).tobytes()
+
+
+class Inputs(NamedTuple):
+    """Builds the sequences of queries and passages for a role."""
+
+    tokenizer: Tokenizer
+    is_bi_encoder: bool
+    max_seq_length: int
+    queries: TokenizedTexts
+    passages: TokenizedTexts
+
+    def room(self, query: str) -> int | None:
+        """Returns how many tokens of a passage a cross-encoder sees beside a query."""
+        num_special = self.tokenizer.layout.num_special_tokens(2)
+        length = self.max_seq_length - num_special - len(self.queries.ids[query])
+        return None if self.is_bi_encoder else length
+
+    def singles(self, queries: Iterable[str], passages: Iterable[str]) -> list[tuple]:
+        """Returns a sequence for each query, then for each passage."""
+        ids = [self.queries.ids[text] for text in queries]
+        ids += [self.passages.ids[text] for text in passages]
+        return [make_sequence(self.tokenizer, each) for each in ids]
+
+    def pairs(self, query: str, passages: Iterable[str]) -> list[tuple]:
+        """Returns a sequence of the query with each passage."""
+        first, room = self.queries.ids[query], self.room(query)
+        return [
+            make_sequence(self.tokenizer, first, self.passages.ids[text][:room])
+            for text in passages
+        ]
 
 
 def choose_negatives(

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import ModelInput, make_sequence
+from bert_jax.data.features import ModelInput
 from bert_jax.model import heads
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.runtime.config_fields import Bounds, check_bounds
@@ -26,6 +26,7 @@ from bert_jax.tasks import tables
 from bert_jax.tasks.prompts import prompt_settings
 from bert_jax.tasks.qrels import JudgedQuery, read_judged, training_queries
 from bert_jax.tasks.queries import (
+    Inputs,
     Query,
     TokenizedTexts,
     check_differs,
@@ -42,6 +43,7 @@ from bert_jax.tasks.retrieval_scores import (
     find_ranks,
     query_scores,
     rank_scores,
+    ranks_by_id,
     score_names,
     write_scores,
 )
@@ -70,36 +72,6 @@ DEFAULT_METRICS = {"ranking": f"mrr_at_{TOP}", "similarity": "spearman"}
 MAX_RESULTS = 100
 """Number of passages of a query in SPLIT.run."""
 ROLES = ("bi_encoder", "cross_encoder")
-
-
-class Inputs(NamedTuple):
-    """Builds the sequences of queries and passages for a role."""
-
-    tokenizer: Tokenizer
-    is_bi_encoder: bool
-    max_seq_length: int
-    queries: TokenizedTexts
-    passages: TokenizedTexts
-
-    def room(self, query: str) -> int | None:
-        """Returns how many tokens of a passage a cross-encoder sees beside a query."""
-        num_special = self.tokenizer.layout.num_special_tokens(2)
-        length = self.max_seq_length - num_special - len(self.queries.ids[query])
-        return None if self.is_bi_encoder else length
-
-    def singles(self, queries: Iterable[str], passages: Iterable[str]) -> list[tuple]:
-        """Returns a sequence for each query, then for each passage."""
-        ids = [self.queries.ids[text] for text in queries]
-        ids += [self.passages.ids[text] for text in passages]
-        return [make_sequence(self.tokenizer, each) for each in ids]
-
-    def pairs(self, query: str, passages: Iterable[str]) -> list[tuple]:
-        """Returns a sequence of the query with each passage."""
-        first, room = self.queries.ids[query], self.room(query)
-        return [
-            make_sequence(self.tokenizer, first, self.passages.ids[text][:room])
-            for text in passages
-        ]
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
@@ -639,20 +611,14 @@ def make_judged_split(
         vectors = np.concatenate(outputs)
         return (vectors[len(queries) :] @ vectors[row] for row in range(len(queries)))
 
-    def ranks_of(query: JudgedQuery, place: Mapping[str, int], scores: np.ndarray) -> np.ndarray:
-        found = [id_ for id_ in query.grades if id_ in place]
-        grades = [query.grades[id_] for id_ in found]
-        ranks = find_ranks(scores, [place[id_] for id_ in found], grades=grades)
-        rank_of = dict(zip(found, ranks, strict=True))
-        return np.array([rank_of.get(id_, np.inf) for id_ in query.grades])
-
     def scores_by_query(ranks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         grades = [list(query.grades.values()) for query in queries]
         return query_scores(ranks, grades, config.data.cutoffs)
 
     def score(outputs: Outputs) -> dict[str, float]:
         rows = zip(queries, places, scores_of(outputs), strict=True)
-        values = scores_by_query([ranks_of(*row) for row in rows])
+        ranks = [ranks_by_id(scores, place, query.grades) for query, place, scores in rows]
+        values = scores_by_query(ranks)
         return {name: float(each.mean()) for name, each in values.items()}
 
     # An empty or unknown passage cannot be a positive of SPLIT.jsonl.
@@ -672,7 +638,7 @@ def make_judged_split(
         for query, place, ids, known, scores in rows:
             order = best_indices(scores, MAX_RESULTS + len(query.grades))
             results = [{"id": ids[i], "score": float(scores[i])} for i in order[:MAX_RESULTS]]
-            found_ranks = ranks_of(query, place, scores)
+            found_ranks = ranks_by_id(scores, place, query.grades)
             if not known:
                 yield None, {"id": query.id, "passages": results}, found_ranks
                 continue

@@ -10,9 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import LabelLayout
-from bert_jax.losses import in_batch, lists, pairs, teacher_scores, triplets
-from bert_jax.losses.matryoshka import matryoshka
+from bert_jax.losses import in_batch, lists, pairs, triplets
 from bert_jax.losses.similarity import own_dot_products
+from bert_jax.losses.wrappers import matryoshka
 from bert_jax.model.heads import Head
 from bert_jax.runtime.config_fields import Bounds
 
@@ -93,10 +93,10 @@ LOSSES: Mapping[str, Mapping[str, TrainingLoss]] = {
         ),
         "triplet": TrainingLoss(_triplet, "first", ("margin", "distance"), min_negatives=1),
         "margin_mse": TrainingLoss(
-            _of_own_passages(teacher_scores.margin_mse_loss), "teacher_scores", min_negatives=1
+            _of_own_passages(lists.margin_mse_loss), "teacher_scores", min_negatives=1
         ),
         "score_divergence": TrainingLoss(
-            _of_own_passages(teacher_scores.score_divergence_loss),
+            _of_own_passages(lists.score_divergence_loss),
             "teacher_scores",
             ("temperature", "teacher_temperature"),
             min_negatives=1,
@@ -136,11 +136,9 @@ LOSSES: Mapping[str, Mapping[str, TrainingLoss]] = {
             compares=True,
             min_negatives=1,
         ),
-        "margin_mse": TrainingLoss(
-            teacher_scores.margin_mse_loss, "teacher_scores", min_negatives=1
-        ),
+        "margin_mse": TrainingLoss(lists.margin_mse_loss, "teacher_scores", min_negatives=1),
         "score_divergence": TrainingLoss(
-            teacher_scores.score_divergence_loss,
+            lists.score_divergence_loss,
             "teacher_scores",
             ("teacher_temperature",),
             min_negatives=1,

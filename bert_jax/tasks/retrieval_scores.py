@@ -59,6 +59,23 @@ def best_indices(scores: np.ndarray, count: int) -> np.ndarray:
     return candidates[np.argsort(-scores[candidates], kind="stable")][:count]
 
 
+def ranks_by_id(
+    scores: np.ndarray, places: Mapping[str, int], grades: Mapping[str, float]
+) -> np.ndarray:
+    """Returns `find_ranks` of the passages in `grades`: infinity for one that has no place.
+
+    Args:
+      scores: `[passages]`, of one query.
+      places: id -> index in `scores`, of each passage that is ranked.
+      grades: id -> grade, of each passage that answers the query.
+    """
+    found = [id_ for id_ in grades if id_ in places]
+    own = [places[id_] for id_ in found]
+    ranks = find_ranks(scores, own, grades=[grades[id_] for id_ in found])
+    rank_of = dict(zip(found, ranks, strict=True))
+    return np.array([rank_of.get(id_, np.inf) for id_ in grades])
+
+
 def query_scores(
     ranks: Sequence[np.ndarray],
     grades: Sequence[np.ndarray] | None = None,

@@ -13,6 +13,7 @@ from bert_jax.tasks.queries import (
     LABEL_NAMES,
     PASSAGE_NAMES,
     QUERY_NAMES,
+    Inputs,
     find_name,
     read_id,
     read_number,
@@ -74,11 +75,10 @@ def check_metric_of_pairs(metric: str, pairs: Sequence[TextPair], path: str) -> 
         )
 
 
-def make_pair_split(name: str, pairs: Sequence[TextPair], inputs) -> Split:
+def make_pair_split(name: str, pairs: Sequence[TextPair], inputs: Inputs) -> Split:
     """Builds a split that scores the cosines of a bi-encoder, or a cross-encoder's scores.
 
-    `inputs` are the `retrieval.Inputs` that have the first texts as queries, the second as
-    passages.
+    `inputs` have the first texts as queries, the second as passages.
     """
     if inputs.is_bi_encoder:
         sequences = inputs.singles((pair.first for pair in pairs), (pair.second for pair in pairs))

@@ -21,7 +21,7 @@ from bert_jax.tasks import tables
 from bert_jax.tasks.prompts import find_prompt
 from bert_jax.tasks.qrels import join_title
 from bert_jax.tasks.queries import ID_NAMES, Query, TokenizedTexts, iterate_queries
-from bert_jax.tasks.retrieval_scores import CUTOFFS, TOP, find_ranks, rank_scores
+from bert_jax.tasks.retrieval_scores import CUTOFFS, TOP, rank_scores, ranks_by_id
 from bert_jax.tasks.search import search
 from bert_jax.tasks.task import Outputs, TrainedHead, files_with_suffix, write_json_blocks
 from bert_jax.tasks.text_classification import text_features
@@ -356,18 +356,11 @@ def rank_positives(
     for line in lines:
         name = texts.identity[line.positive]
         grades[name] = max(line.grade, grades.get(name, 0))
-    place_of: dict[bytes | str, int] = {}
-    for place, text in enumerate(found):
-        place_of.setdefault(texts.identity[text], place)
-    known = [name for name in grades if name in place_of]
-    found_ranks = find_ranks(
-        scores,
-        [place_of[name] for name in known],
-        [*place_of.values()],
-        [grades[name] for name in known],
-    )
-    rank_of = dict(zip(known, found_ranks, strict=True))
-    return np.array([rank_of.get(name, np.inf) for name in grades]), [*grades.values()]
+    best: dict[bytes | str, float] = {}  # Of equal texts, the first has the highest score.
+    for text, score in zip(found, scores, strict=True):
+        best.setdefault(texts.identity[text], score)
+    places = {name: place for place, name in enumerate(best)}
+    return ranks_by_id(np.array([*best.values()]), places, grades), [*grades.values()]
 
 
 def _iterate_names(shards: Sequence[Shard]) -> Iterator[dict]:

@@ -122,9 +122,9 @@ def test_default_prompt_precedes_every_text(tmp_path):
     documents = model.encode(["river"], prompt_name="document")
     np.testing.assert_array_equal(documents, plain.encode(["river"]))
     np.testing.assert_array_equal(documents, model.encode(["river"], prompt_name="passage"))
-    with pytest.raises(ValueError, match="there is no prompt 'title': expected query, document, p"):
+    with pytest.raises(ValueError, match=r"'title'.*query, document"):
         model.encode(["river"], prompt_name="title")
-    with pytest.raises(ValueError, match="prompt_name='query': pooling is set"):
+    with pytest.raises(ValueError, match=r"prompt_name='query'.*pooling"):
         model.encode(["river"], pooling="mean", prompt_name="query")
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from bert_jax.losses.matryoshka import matryoshka
 from bert_jax.losses.similarity import max_similarities
+from bert_jax.losses.wrappers import matryoshka
 
 
 def test_a_passage_without_tokens_has_the_similarity_0():

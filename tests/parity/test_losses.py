@@ -14,22 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
-from bert_jax.losses import in_batch, lists, pairs, sparse, teacher_scores, triplets
-from bert_jax.losses.matryoshka import matryoshka
+from bert_jax.losses import in_batch, lists, pairs, triplets, wrappers
 from bert_jax.losses.similarity import own_dot_products, own_max_similarities, unit_vectors
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
-
-from sentence_transformers import CrossEncoder  # noqa: E402
-from sentence_transformers.cross_encoder import losses as of_lists  # noqa: E402
-from sentence_transformers.cross_encoder.losses import lambda_loss as weightings  # noqa: E402
-from sentence_transformers.multi_vector_encoder import losses as of_tokens  # noqa: E402
-from sentence_transformers.sentence_transformer import losses as of_vectors  # noqa: E402
-from sentence_transformers.sparse_encoder import losses as of_sparse  # noqa: E402
-from tokenizers import Tokenizer, models  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
+of_lists = pytest.importorskip("sentence_transformers.cross_encoder.losses")
+weightings = pytest.importorskip("sentence_transformers.cross_encoder.losses.lambda_loss")
+of_tokens = pytest.importorskip("sentence_transformers.multi_vector_encoder.losses")
+of_vectors = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+of_sparse = pytest.importorskip("sentence_transformers.sparse_encoder.losses")
 
 BATCHES = 200
 SLOTS = 8  # Of which a random part is used, in random places.
@@ -43,7 +40,7 @@ class GivenVectors(torch.nn.Module):
         super().__init__()
         self.key, self.max_seq_length = key, 8
         vocabulary = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary)
+        self.tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary)
 
     def __getitem__(self, index):
         return self
@@ -62,7 +59,7 @@ class GivenVectors(torch.nn.Module):
 MODEL, GUIDE = GivenVectors(), GivenVectors("guide")
 
 
-class GivenScores(CrossEncoder):
+class GivenScores(sentence_transformers.CrossEncoder):
     """Returns the scores that it gets; its texts are the indices of the scores."""
 
     def __init__(self, num_labels=1):
@@ -319,14 +316,14 @@ CASES = {
     "cosine similarity": pair_case(pairs.cosine_similarity_loss, of_vectors.CosineSimilarityLoss),
     "MarginMSE": Case(
         "vectors",
-        lambda vectors, batch: teacher_scores.margin_mse_loss(
+        lambda vectors, batch: lists.margin_mse_loss(
             own_dot_products(vectors), batch.teacher, batch.weights
         ),
         of_class(of_vectors.MarginMSELoss, "teacher"),
     ),
     "teacher's scores": Case(
         "vectors",
-        lambda vectors, batch: teacher_scores.score_divergence_loss(
+        lambda vectors, batch: lists.score_divergence_loss(
             own_dot_products(vectors), batch.teacher, batch.weights, 2.0, 0.5
         ),
         of_class(
@@ -338,7 +335,7 @@ CASES = {
     ),
     "Matryoshka": Case(
         "vectors",
-        lambda vectors, batch: matryoshka(in_batch.in_batch_loss, *NESTED.values())(
+        lambda vectors, batch: wrappers.matryoshka(in_batch.in_batch_loss, *NESTED.values())(
             vectors, batch.numbers, batch.weights
         ),
         of_class(
@@ -348,12 +345,12 @@ CASES = {
         ),
     ),
     "Matryoshka of CoSENT": pair_case(
-        matryoshka(pairs.cosent_loss, *NESTED.values()),
+        wrappers.matryoshka(pairs.cosent_loss, *NESTED.values()),
         lambda model: of_vectors.MatryoshkaLoss(model, of_vectors.CoSENTLoss(model), **NESTED),
     ),
     "SPLADE": Case(
         "activations",
-        lambda vectors, batch: sparse.splade(
+        lambda vectors, batch: wrappers.splade(
             functools.partial(in_batch.in_batch_loss, temperature=1.0), 0.05, 0.03
         )(vectors, batch.numbers, batch.weights),
         of_class(
@@ -367,8 +364,8 @@ CASES = {
     ),
     "SPLADE of MarginMSE": Case(
         "activations",
-        lambda vectors, batch: sparse.splade(
-            lambda vectors, teacher, weights: teacher_scores.margin_mse_loss(
+        lambda vectors, batch: wrappers.splade(
+            lambda vectors, teacher, weights: lists.margin_mse_loss(
                 own_dot_products(vectors), teacher, weights
             ),
             0.05,
@@ -393,14 +390,14 @@ CASES = {
     ),
     "ColBERT, MarginMSE": Case(
         "tokens",
-        lambda vectors, batch: teacher_scores.margin_mse_loss(
+        lambda vectors, batch: lists.margin_mse_loss(
             own_max_similarities(vectors), batch.teacher, batch.weights
         ),
         of_class(of_tokens.MultiVectorMarginMSELoss, "teacher"),
     ),
     "ColBERT, teacher's scores": Case(
         "tokens",
-        lambda vectors, batch: teacher_scores.score_divergence_loss(
+        lambda vectors, batch: lists.score_divergence_loss(
             own_max_similarities(vectors), batch.teacher, batch.weights
         ),
         of_class(of_tokens.MultiVectorDistillKLDivLoss, "teacher"),
@@ -424,7 +421,7 @@ CASES = {
     ),
     "cross-encoder's MarginMSE": Case(
         "scores",
-        lambda scores, batch: teacher_scores.margin_mse_loss(scores, batch.teacher, batch.weights),
+        lambda scores, batch: lists.margin_mse_loss(scores, batch.teacher, batch.weights),
         of_passage_columns,
     ),
 }

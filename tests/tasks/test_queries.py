@@ -129,7 +129,7 @@ def test_damaged_parquet_is_refused(tmp_path):
         read_queries(path)
     twice = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, ["query", "query"])
     parquet.write_table(twice, path)
-    with pytest.raises(ValueError, match="two columns are named 'query'"):
+    with pytest.raises(ValueError, match="'query'"):
         read_queries(path)
     parquet.write_table(pyarrow.table({"query": [b"a"]}), path)
     with pytest.raises(ValueError, match=r"rows\.parquet, row 1: .*bytes"):

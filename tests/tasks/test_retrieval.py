@@ -77,11 +77,11 @@ def test_prompts_precede_the_texts_and_are_stored_with_the_head(tmp_path, tokeni
     assert find_prompt(task.head_settings) == find_prompt(task.head_settings, "document") == "a "
     only = make_task(tmp_path, tokenizer, data__passage_prompt="a ").head_settings
     assert find_prompt(only, "query") == ""
-    with pytest.raises(ValueError, match="there is no prompt 'title'"):
+    with pytest.raises(ValueError, match="'title'"):
         find_prompt(only, "title")
-    with pytest.raises(ValueError, match="query_prompt='the king ': only a bi_encoder"):
+    with pytest.raises(ValueError, match="query_prompt='the king '"):
         make_task(tmp_path, tokenizer, "cross_encoder", data__query_prompt="the king ")
-    with pytest.raises(ValueError, match="which leaves no room for a text in 16"):
+    with pytest.raises(ValueError, match=r"the prompt .* 16"):
         make_task(tmp_path, tokenizer, data__query_prompt="king " * 14)
 
 

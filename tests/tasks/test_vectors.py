@@ -111,13 +111,13 @@ def test_each_id_gets_the_results_of_its_query_and_has_one_text(trained, tmp_pat
         ("y", "b"),
         ("z", "a"),
     ]
-    with pytest.raises(ValueError, match="line 2: id 'x'"):
+    with pytest.raises(ValueError, match=r"line 2: .*'x'"):
         search(trained, tmp_path, [{"id": "x", "query": "a"}, {"id": "x", "query": "b"}])
 
 
 def test_an_id_of_two_passages_is_an_error_of_a_search(trained, tmp_path):
     write(tmp_path / "passages.npy", ids=["0", "1", "2", "3", "1"])
-    with pytest.raises(ValueError, match="line 5: id '1'"):
+    with pytest.raises(ValueError, match=r"line 5: .*'1'"):
         search(trained, tmp_path, [{"query": "a"}])
 
 
