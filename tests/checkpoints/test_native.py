@@ -252,16 +252,20 @@ print(growth * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("writer", "sizes"),
     [
-        (write_checkpoint, BertConfig(30_592, 384, 2, 6, 1536)),
+        (write_checkpoint, BertConfig(30_592, 768, 4, 12, 3072)),
         # Reads the largest tensor as a whole.
-        (save_huggingface, BertConfig(2_048, 384, 8, 6, 1536)),
+        (save_huggingface, BertConfig(2_048, 768, 8, 12, 3072)),
     ],
 )
 def test_loading_takes_little_more_memory_than_the_parameters(writer, sizes, workdir, tmp_path):
-    """Loads 60 MB in a new process, after a small checkpoint so that imports do not count."""
+    """Loads 200 MB in a new process, after a small checkpoint so that imports do not count.
+
+    The buffers of the reading threads take about 30 MB for any model.
+    """
     tokenizer = read_model(workdir).tokenizer
     shapes = flax.traverse_util.unflatten_dict(parameter_shapes(sizes), sep="/")
     rng = np.random.default_rng(0)  # Constant values would compress too well.
@@ -269,11 +273,6 @@ def test_loading_takes_little_more_memory_than_the_parameters(writer, sizes, wor
     writer(tmp_path / "large", params, model_settings(sizes, params), tokenizer)
     command = [sys.executable, "-c", MEASURE, workdir, tmp_path / "large"]
     environment = os.environ | {"XLA_FLAGS": ""}
-
-    def growth() -> float:
-        run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-        assert run.returncode == 0, run.stderr
-        return float(run.stdout)
-
-    # On a busy machine, threads that free what they have decompressed may come late.
-    assert any(0.8 < growth() < 1.35 for _ in range(3))
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert 0.8 < float(run.stdout) < 1.35
