@@ -43,22 +43,29 @@ def add_vector_gradients(
 
 
 def _batch_loss(head, vectors, microbatches, weight_sum):
-    """Computes the whole batch's loss on each shard; returns one shard's part.
+    """Returns one shard's part of the loss of the whole batch, all of whose vectors it gets.
 
-    The gradient of `all_gather` sums over the shards, hence the division by their number.
+    The gradient of `psum` sums over the shards: those of all parts reach each vector.
     """
-    num_shards = jax.lax.axis_size("data")
+    index, num_shards = jax.lax.axis_index("data"), jax.lax.axis_size("data")
     names = ("labels", "weights", "teacher_outputs")
-    rows = {name: microbatches[name] for name in names if name in microbatches}
-    outputs = vectors.reshape(*rows["weights"].shape, -1, vectors.shape[-1])
-    outputs, rows = jax.tree.map(
-        lambda x: jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True),
-        (outputs, rows),
-    )
-    # A batch has at most as many examples as rows, far fewer than slots.
-    max_examples = math.prod(microbatches["tokens"].shape[:2]) * num_shards
-    (used,) = jnp.nonzero(rows["weights"], size=max_examples, fill_value=len(rows["weights"]))
-    outputs, rows = jax.tree.map(
-        lambda x: x.at[used].get(mode="fill", fill_value=0), (outputs, rows)
-    )
+    slots = {name: microbatches[name] for name in names if name in microbatches}
+    slots["outputs"] = vectors.reshape(*slots["weights"].shape, -1, vectors.shape[-1])
+    slots = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), slots)
+    # A batch has at most as many examples as rows, far fewer than slots: each shard sends only its
+    # examples, to the places after those of the shards before it.
+    num_examples = math.prod(microbatches["tokens"].shape[:2]) * num_shards
+    is_used = slots["weights"] > 0
+    counts = jax.lax.all_gather(jnp.sum(is_used), "data")
+    first = jnp.sum(jnp.where(jnp.arange(num_shards) < index, counts, 0))
+    places = jnp.where(is_used, first + jnp.cumsum(is_used) - 1, num_examples)
+
+    def gather(values):
+        examples = jnp.zeros((num_examples, *values.shape[1:]), values.dtype)
+        return jax.lax.psum(examples.at[places].add(values, mode="drop"), "data")
+
+    rows = jax.tree.map(gather, slots)
+    outputs = rows.pop("outputs")
+    if head.takes_part:
+        return head.batch_loss(outputs, rows, part=(index, num_shards)) / weight_sum
     return head.batch_loss(outputs, rows) / (weight_sum * num_shards)

@@ -4,7 +4,12 @@
 ones, and of up to m others that answer its query; a negative number in unused entries. Passages
 that answer a query are never negatives of it: copies of its own passage, which occur if questions
 share a paragraph, and its other positives.
+
+`part` is (index, number): a loss sums over one of so many equal parts of the examples, which are
+compared with all examples. A device that computes one has a fraction of the scores in memory.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +23,7 @@ def in_batch_loss(
     weights: jax.Array,
     temperature: float = 0.05,
     symmetric: bool = False,
+    part: tuple[int | jax.Array, int] = (0, 1),
 ) -> jax.Array:
     """Sums over queries -log softmax(dot products / temperature)[own passage], in nats.
 
@@ -31,38 +37,62 @@ def in_batch_loss(
       temperature: divides the dot products; the inverse of "scale" in sentence-transformers.
       symmetric: whether to average it with -log softmax[own query] of each positive over the
         queries (Radford et al., 2021, "CLIP"), as MultipleNegativesSymmetricRankingLoss does.
+      part: as in the docstring of this module.
     """
-    passages = vectors[:, 1:].reshape(-1, vectors.shape[-1])
-    scores = dot_products(vectors[:, 0], passages) / temperature
-    return in_batch_softmax(scores, labels, weights, symmetric)
+
+    def similarities(first, second):
+        return dot_products(first, second) / temperature
+
+    return _in_batch_softmax(similarities, vectors, labels, weights, symmetric, part)
 
 
 def late_interaction_loss(
-    vectors: jax.Array, labels: jax.Array, weights: jax.Array, temperature: float = 1.0
+    vectors: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    temperature: float = 1.0,
+    part: tuple[int | jax.Array, int] = (0, 1),
 ) -> jax.Array:
     """Returns `in_batch_loss` with `max_similarities` in place of dot products.
 
     ColBERT (Khattab and Zaharia, 2020); MultiVectorMultipleNegativesRankingLoss. `vectors` are
     float32 `[examples, 1 + n, tokens, size]`, 0 for tokens that do not count.
     """
-    passages = vectors[:, 1:].reshape(-1, *vectors.shape[2:])
-    scores = max_similarities(vectors[:, 0], passages) / temperature
-    return in_batch_softmax(scores, labels, weights)
+
+    def similarities(queries, passages):
+        return max_similarities(queries, passages) / temperature
+
+    return _in_batch_softmax(similarities, vectors, labels, weights, symmetric=False, part=part)
 
 
-def in_batch_softmax(
-    scores: jax.Array, labels: jax.Array, weights: jax.Array, symmetric: bool = False
+def _in_batch_softmax(
+    similarities: Callable[[jax.Array, jax.Array], jax.Array],
+    vectors: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    symmetric: bool,
+    part: tuple[int | jax.Array, int],
 ) -> jax.Array:
-    """Returns `in_batch_loss` for scores `[examples, examples * n]` of queries and passages."""
-    num_examples, num_passages = scores.shape
-    count = num_passages // num_examples
-    answers, is_unused = _answers(labels, count), weights == 0
-    own = jnp.diagonal(scores[:, ::count])[:, None]
-    losses = _softmax_losses(scores, own, answers | jnp.repeat(is_unused, count))
+    """Returns `in_batch_loss` for any function of queries and passages to their similarities."""
+    index, number = part
+    size, count = len(vectors) // number, vectors.shape[1] - 1
+
+    def of_part(values):
+        return jax.lax.dynamic_slice_in_dim(values, index * size, size)
+
+    vectors_of_part, labels_of_part = of_part(vectors), of_part(labels)
+    own, is_unused = of_part(jnp.arange(len(vectors)))[:, None], weights == 0
+    passages = vectors[:, 1:].reshape(-1, *vectors.shape[2:])
+    scores = similarities(vectors_of_part[:, 0], passages)
+    answers = _answers(labels_of_part, labels, count)
+    own_scores = jnp.take_along_axis(scores, own * count, axis=1)
+    losses = _softmax_losses(scores, own_scores, answers | jnp.repeat(is_unused, count))
     if symmetric:
-        positives, answered = scores[:, ::count].T, answers[:, ::count].T
-        losses = (losses + _softmax_losses(positives, own, answered | is_unused)) / 2
-    return jnp.sum(losses * weights)
+        scores = similarities(vectors_of_part[:, 1], vectors[:, 0])
+        answered = _answers(labels, labels_of_part, count)[:, ::count].T
+        losses += _softmax_losses(scores, own_scores, answered | is_unused)
+        losses /= 2
+    return jnp.sum(losses * of_part(weights))
 
 
 def guided_in_batch_loss(
@@ -91,7 +121,7 @@ def guided_in_batch_loss(
     """
     vectors, guide_vectors = unit_vectors(vectors), unit_vectors(guide_vectors)
     num_examples, count = len(vectors), vectors.shape[1] - 1
-    answers = _answers(labels, count).reshape(num_examples, num_examples, count)
+    answers = _answers(labels, labels, count).reshape(num_examples, num_examples, count)
     is_own = jnp.eye(num_examples, dtype=bool)
     # Which columns of texts are compared, and which of their pairs are known to be no negatives.
     columns = [(0, 1 + index, answers[..., index]) for index in range(count)]
@@ -109,9 +139,9 @@ def guided_in_batch_loss(
     return jnp.sum(losses * weights)
 
 
-def _answers(labels, count):
-    """Returns bool `[examples, examples * count]`: which passages answer each query."""
-    numbers = labels[:, :count].reshape(-1)
+def _answers(labels, labels_of_passages, count):
+    """Returns bool `[queries, count passages of each example]`: which ones answer each query."""
+    numbers = labels_of_passages[:, :count].reshape(-1)
     positives = jnp.concatenate([labels[:, :1], labels[:, count:]], axis=1)
     return jnp.any(numbers[:, None] == positives[:, None], axis=-1)
 

@@ -15,18 +15,18 @@ def matryoshka(
 
     MatryoshkaLoss: for each of `sizes`, vectors are truncated to it and normalized, and their loss
     is multiplied by its factor. The arguments of `loss` are vectors `[..., size]`, labels and
-    weights, and by name the vectors of a guide. The result raises ValueError for vectors that are
-    smaller than one of `sizes`.
+    weights, and by name a guide's vectors or the part of the batch. The result raises ValueError
+    for vectors that are smaller than one of `sizes`.
     """
 
-    def sum_over_sizes(vectors, labels, weights, **guide):
+    def sum_over_sizes(vectors, labels, weights, **others):
         if max(sizes) > vectors.shape[-1]:
             raise ValueError(
                 f"a Matryoshka size of {max(sizes)}, but vectors have {vectors.shape[-1]}: set it "
                 "to at most this number"
             )
         losses = (
-            factor * loss(unit_vectors(vectors[..., :size]), labels, weights, **guide)
+            factor * loss(unit_vectors(vectors[..., :size]), labels, weights, **others)
             for size, factor in zip(sizes, factors, strict=True)
         )
         return sum(losses)

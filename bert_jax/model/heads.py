@@ -104,6 +104,8 @@ class Head:
       batch_loss: (outputs `[examples, outputs of an example, size]`, rows of these examples) -> the
         loss, summed over them, of a batch whose examples are compared with each other. The rows are
         their "labels", "weights" and, if there is a teacher, "teacher_outputs".
+      takes_part: whether `batch_loss` takes `part`, as in `losses.in_batch`, so that each device
+        computes one; otherwise each computes the whole.
       takes_guide: whether `batch_loss` needs the vectors of a teacher.
       soft_loss: (outputs, a teacher's outputs, rows, temperature) -> float32 loss like `loss`; None
         if it cannot learn from a teacher.
@@ -127,7 +129,8 @@ class Head:
     name: str
     predicts: str
     loss: Callable[[jax.Array, dict], jax.Array] | None
-    batch_loss: Callable[[jax.Array, dict], jax.Array] | None = None
+    batch_loss: Callable[..., jax.Array] | None = None
+    takes_part: bool = False
     takes_guide: bool = False
     soft_loss: Callable[[jax.Array, jax.Array, dict, float], jax.Array] | None = None
     module: Callable[..., nn.Module] = PooledModel
@@ -231,8 +234,8 @@ def _span_loss(outputs, rows):
     return jnp.mean(cross_entropy(span_logits(outputs, rows), rows["labels"])[0], axis=-1)
 
 
-def _in_batch_loss(outputs, rows):
-    return in_batch_loss(outputs, rows["labels"], rows["weights"])
+def _in_batch_loss(outputs, rows, **part):
+    return in_batch_loss(outputs, rows["labels"], rows["weights"], **part)
 
 
 def _regression_loss(outputs, rows, target_std=1.0):
@@ -397,6 +400,7 @@ EMBEDDING = Head(
     predicts="vector",
     loss=None,
     batch_loss=_in_batch_loss,
+    takes_part=True,
     module=vector_model,
     options=("pooling", "projections", "normalize", "truncate_dim"),
     input_kind="sequences",

@@ -24,7 +24,7 @@ class TrainingLoss:
     Attributes:
       function: (vectors `[examples, texts, size]`, or a cross-encoder's scores `[examples, texts]`,
         labels, weights, settings by name) -> the sum over the examples, as in `bert_jax.losses`; a
-        loss with a guide takes its vectors as `guide_vectors`.
+        loss with a guide takes its vectors as `guide_vectors`, and one that `takes_part` a `part`.
       labels: what the label of an example is. "passages": the numbers of its passages, as
         `in_batch` describes them; "first": the index of its positive, which is 0; "relevance": the
         grade of each passage; "teacher_scores": a teacher's score of each; "pair": the number with
@@ -32,6 +32,7 @@ class TrainingLoss:
       settings: the fields of `config.loss` that it takes, and the "temperature" of
         `config.similarity`.
       compares: whether it compares the examples of a batch.
+      takes_part: whether it can be computed in parts, as in `in_batch`.
       takes_guide: whether it needs the vectors of `config.teacher`.
       min_negatives: the fewest negatives per query.
       label_bounds: of the label of a pair; None: any number.
@@ -42,6 +43,7 @@ class TrainingLoss:
     labels: str
     settings: tuple[str, ...] = ()
     compares: bool = False
+    takes_part: bool = False
     takes_guide: bool = False
     min_negatives: int = 0
     label_bounds: Bounds | None = None
@@ -78,7 +80,11 @@ def _of_own_passages(loss):
 
 
 IN_BATCH = TrainingLoss(
-    in_batch.in_batch_loss, "passages", ("temperature", "symmetric"), compares=True
+    in_batch.in_batch_loss,
+    "passages",
+    ("temperature", "symmetric"),
+    compares=True,
+    takes_part=True,
 )
 LIST_SOFTMAX = TrainingLoss(lists.list_softmax_loss, "first", min_negatives=1)
 LOSSES: Mapping[str, Mapping[str, TrainingLoss]] = {
@@ -219,11 +225,11 @@ def head_with_loss(head: Head, loss: TrainingLoss, config: ConfigDict, longest: 
     if sizes := config.loss.matryoshka_sizes:
         function = matryoshka(function, sizes, config.loss.matryoshka_weights or [1] * len(sizes))
 
-    def batch_loss(outputs, rows):
+    def batch_loss(outputs, rows, **part):
         if head.predicts != "vector":
             outputs = outputs[..., 0]
         guide = {"guide_vectors": rows["teacher_outputs"]} if loss.takes_guide else {}
-        return function(outputs, rows["labels"], rows["weights"], **guide)
+        return function(outputs, rows["labels"], rows["weights"], **guide, **part)
 
     def example_losses(outputs, rows):
         """Returns the loss of each example of packed rows, `[rows, examples]`."""
@@ -238,6 +244,7 @@ def head_with_loss(head: Head, loss: TrainingLoss, config: ConfigDict, longest: 
         head,
         loss=None if loss.compares else example_losses,
         batch_loss=batch_loss if loss.compares else None,
+        takes_part=loss.takes_part,
         takes_guide=loss.takes_guide,
         soft_loss=None,
         label_layout=LAYOUTS[loss.labels](longest),

@@ -118,7 +118,7 @@ CASES += [
 @pytest.mark.parametrize(
     ("role", "fields"),
     [
-        pytest.param(*case, marks=pytest.mark.exhaustive if index else pytest.mark.slow)
+        pytest.param(*case, marks=pytest.mark.slow if index < 2 else pytest.mark.exhaustive)
         for index, case in enumerate(CASES)
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),

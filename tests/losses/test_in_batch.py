@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.features import NO_LABEL
-from bert_jax.losses.in_batch import in_batch_loss
+from bert_jax.losses.in_batch import in_batch_loss, late_interaction_loss
 from tests.suites.heads import in_batch_loss as in_batch_loss_by_hand
 
 
@@ -39,3 +39,28 @@ def test_in_batch_loss_and_gradient_equal_the_definition(seed):
     ends = [in_batch_loss_by_hand(each[used], labels[used], 0.5) for each in moved]
     slope = (ends[0] - ends[1]) / (2 * step)
     assert np.sum(gradient * direction) == pytest.approx(slope, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["in_batch", "symmetric", "late_interaction"])
+def test_parts_add_up_to_the_loss_and_gradient_of_the_whole_batch(loss):
+    rng = np.random.default_rng(0)
+    size = (2, 4) if loss == "late_interaction" else (4,)
+    vectors = rng.normal(size=(12, 3, *size)).astype(np.float32)
+    labels = rng.integers(0, 12, (12, 4), dtype=np.int32)
+    weights = np.float32(rng.random(12) < 0.8)
+
+    def of_part(vectors, index, number):
+        if loss == "late_interaction":
+            return late_interaction_loss(vectors, labels, weights, part=(index, number))
+        is_symmetric = loss == "symmetric"
+        return in_batch_loss(vectors, labels, weights, 0.5, is_symmetric, (index, number))
+
+    def of_parts(vectors, number):
+        return sum(of_part(vectors, index, number) for index in range(number))
+
+    for found, expected in zip(
+        jax.value_and_grad(of_parts)(vectors, 4),
+        jax.value_and_grad(of_parts)(vectors, 1),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
