@@ -203,6 +203,7 @@ def test_flipped_bit_is_found(tmp_path):
         read_tensors(tmp_path)["a"]
 
 
+@pytest.mark.slow
 def test_no_changed_bit_is_silent(tmp_path, monkeypatch):
     """Of the numbers, and of the zip file's own fields, such as the type of compression."""
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -219,6 +219,7 @@ def test_spans_of_long_rows_are_drawn_some_at_a_time_until_the_budget_is_spent(m
     assert not np.isin(out["targets"][weights], SPECIAL).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_memory_does_not_grow_with_the_square_of_the_length(unit):
     length = 8192

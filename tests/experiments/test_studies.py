@@ -69,6 +69,7 @@ def resolve(command: list[str]) -> ConfigDict:
     return holder.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["laptop", "pod"])
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_are_distinct_and_their_settings_resolve(name, scale, load):

@@ -91,6 +91,7 @@ def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
         BertConfig.named("tiny", hidden_size=100)
 
 
+@pytest.mark.slow
 def test_scanned_layers_equal_unrolled_ones(example):
     config, params, batch, _ = example
     both = ExecutionPlan(scans_layers=True), ExecutionPlan()
@@ -126,6 +127,7 @@ def test_recomputed_activations_give_the_same_loss_and_gradients(example, remat,
     assert_close(expected, loss_and_gradients(config, recomputing, params, batch, key), 1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_and_keeps_logits_and_gradients_in_float32(example):
     config, params, batch, expected = example
     outputs = golden.outputs(config, params, batch, ExecutionPlan(dtype="bfloat16"))
@@ -193,6 +195,7 @@ def saved_arrays(function, *inputs):
     return [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(backward)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
 def test_gelu_saves_only_its_input(name, dtype):
@@ -202,6 +205,7 @@ def test_gelu_saves_only_its_input(name, dtype):
     assert jax.vjp(function, x)[1](x)[0].dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "num_probabilities", "num_head_arrays"),
     # none: query, key and value; dots: the context; full: only the inputs.

@@ -215,6 +215,7 @@ def test_pairs_of_ranks_in_both_streams():
     np.testing.assert_array_equal(query.pairs()[0, 0], np.array(expected, bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"window": 3}, MASKS[-1]], ids=str)
 def test_a_row_of_padding_has_no_nan(options):
     length = BLOCK + 10
@@ -230,6 +231,7 @@ def test_a_row_of_padding_has_no_nan(options):
     assert all(np.isfinite(each).all() for each in compute(query, key, value))
 
 
+@pytest.mark.slow
 def test_masked_spans_are_not_read():
     """What another sequence holds, NaN included, does not matter where no block of it is read."""
     length = 4 * BLOCK
@@ -240,6 +242,7 @@ def test_masked_spans_are_not_read():
     assert np.isfinite(output[:, :, : 3 * BLOCK]).all()
 
 
+@pytest.mark.slow
 def test_windows_with_global_positions_read_only_their_spans():
     """A global position in the third block: others read their window and that block alone."""
     length = 6 * BLOCK
@@ -270,6 +273,7 @@ def test_gradient_keeps_no_array_of_pairs(window):
     assert compiled.memory_analysis().temp_size_in_bytes < pairs / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 100])
 def test_remat_of_all_but_products_saves_the_result_and_runs_the_loop_once(window):
     """The policy sees the products within the loop, and must not save them, of all pairs."""
@@ -289,6 +293,7 @@ def test_remat_of_all_but_products_saves_the_result_and_runs_the_loop_once(windo
     assert text.count(" = exp ") <= 3
 
 
+@pytest.mark.slow
 def test_attention_of_long_rows_equals_that_of_short_ones():
     """The same sequence, alone in a short row and after padding of a long one."""
     length, hidden = 96, HEADS * HEAD_DIM

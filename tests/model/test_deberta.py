@@ -166,6 +166,7 @@ def test_scores_equal_the_formula_in_float64(fields):
     np.testing.assert_allclose(found[0], expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_beyond_512_tokens_are_read_by_blocks():
     """Their result is that of the scores of all pairs, which are held only here."""
     config = small_deberta_config(
@@ -213,6 +214,7 @@ def test_convolution_reads_its_own_sequence():
     np.testing.assert_allclose(together[0, 5:], alone[1, :7], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_dropped_of_distances_is_the_same_for_all_rows():
     """transformers drops elements of the table in each layer, before it projects them."""
     config = small_deberta_config(num_layers=1, convolution_width=0)
@@ -239,6 +241,7 @@ def test_what_is_dropped_of_distances_is_the_same_for_all_rows():
     np.testing.assert_array_equal(dropped[0], dropped[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate"])
 def test_each_rate_of_dropout_has_an_effect_in_training(name):
     rates = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | {name: 0.5}

@@ -94,6 +94,7 @@ def test_keys_are_independent_of_each_other_at_every_shift(other):
         assert abs(correlation(one, np.roll(two.ravel(), shift))) < 5 / np.sqrt(SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", range(4))
 def test_seeds_that_differ_in_one_word_give_independent_masks(word):
     rng, shape = np.random.default_rng(word), (SIZE // 256, 256)
@@ -128,6 +129,7 @@ def test_the_gradient_is_dropped_where_the_value_was(dtype):
     np.testing.assert_array_equal(gradient, value)
 
 
+@pytest.mark.slow
 def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
     keys = jax.random.split(jax.random.key(0), 4)
     x = jnp.ones((16, 8))

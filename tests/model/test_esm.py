@@ -82,6 +82,7 @@ def test_rate_that_transformers_does_not_have_is_logged(caplog):
     assert message.startswith("not exported: classifier_dropout_rate=0.3; transformers has")
 
 
+@pytest.mark.slow
 def test_share_of_masks_is_that_of_each_sequence_of_a_row():
     is_mask = np.array([[0, 1, 0, 0, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]], bool)
     position_ids = np.array([[0, 1, 2, 3, 0, 1, 2, 0], [0, 1, 0, 1, 2, 3, 4, 5]])
@@ -107,6 +108,7 @@ def test_packed_sequences_have_the_states_of_each_alone(positions):
     np.testing.assert_array_equal(apply({"params": params}, packed)[0], states)
 
 
+@pytest.mark.slow
 def test_frequencies_of_rotations_are_constant():
     config = small_esm_config()
     encoder, batch = Encoder(config), batch_of_row(np.arange(4, 12, dtype=np.int32)[None])

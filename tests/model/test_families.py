@@ -48,6 +48,7 @@ def test_xlm_roberta_is_roberta_under_other_names(name):
         np.testing.assert_array_equal(value, expected[key])
 
 
+@pytest.mark.slow
 def test_gradient_of_shared_layers_is_the_sum_over_their_copies():
     shared = small_model_config(
         vocab_size=40,

@@ -95,6 +95,7 @@ def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, cau
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "head", "classifier_rate", "places"),
     [

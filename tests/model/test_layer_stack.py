@@ -57,6 +57,7 @@ def make_batch(length: int = 12) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [2, 7])  # Without a loop, and one of two periods.
 def test_loops_over_periods_equal_unrolled_layers(num_layers):
     config = ModernBertConfig(num_layers=num_layers, attention_window=4, **SIZES)
@@ -90,6 +91,7 @@ def test_loops_over_periods_equal_unrolled_layers(num_layers):
     np.testing.assert_allclose(states[-1][rows, positions], few, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_initial_parameters_differ_between_layers_that_are_alike():
     config = ModernBertConfig(num_layers=5, **SIZES)
     init = jax.jit(Encoder(config).init)

@@ -108,7 +108,8 @@ def test_global_tokens_of_each_sequence_in_a_row():
     }
 
 
-@pytest.mark.parametrize("length", [40, pytest.param(1200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [40, 1200])
 def test_packed_sequences_with_chosen_global_tokens_equal_each_alone(length):
     """In rows of blocks, too. The table of positions has two more rows."""
     config = small_longformer_config(num_layers=1, attention_window=4, max_position_embeddings=1200)
@@ -247,6 +248,7 @@ def test_sizes_that_do_not_fit_are_refused_by_their_flag(tmp_path):
             make_longformer(model, *sizes)
 
 
+@pytest.mark.slow
 def test_vectors_have_the_global_tokens_of_hidden_states(tmp_path):
     """Those of the head, or without one those of the model config."""
     write_roberta(tmp_path)

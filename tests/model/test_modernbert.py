@@ -115,6 +115,7 @@ def test_rate_that_transformers_does_not_have_is_logged(caplog):
     assert message.startswith("not exported: attention_output_dropout_rate=0.1; transformers has")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["dropout_rate", "embedding_dropout_rate", "attention_output_dropout_rate"]
 )
@@ -185,6 +186,7 @@ def test_local_layers_count_the_flops_of_their_window():
     assert saved == 2 * 2 * (2 * 1024 * (1024 - 129) * 768)
 
 
+@pytest.mark.slow
 def test_a_token_sees_its_window_in_local_layers_and_all_in_global_ones():
     local = ModernBertConfig(
         50, 16, 1, 2, intermediate_size=8, attention_pattern="l", attention_window=4

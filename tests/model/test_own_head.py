@@ -97,6 +97,7 @@ def test_head(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_trains_it_and_all_that_loads_it_predicts_the_same(tmp_path, monkeypatch):
     texts = [" ".join(WORDS[n : n + 3 + n % 4]) for n in range(16)]
     labels = [("north", "south")[n % 2] for n in range(16)]

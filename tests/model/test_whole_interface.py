@@ -215,6 +215,7 @@ TRANSFORMERS = TransformersFormat(
 )
 
 
+@pytest.mark.slow
 def test_loops_over_periods_equal_unrolled_layers_with_dropout():
     config = Config(40)
     tokens = np.random.default_rng(0).integers(1, 40, (2, 12)).astype(np.int32)

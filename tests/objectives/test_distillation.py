@@ -213,6 +213,7 @@ def test_compared_outputs_equal_the_encoder_and_its_layers():
     np.testing.assert_allclose(teacher_outputs["attention"], scores, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_student_with_all_layers_of_its_teacher_has_no_loss():
     objective = make_objective({"soft": 5.0, "cosine": 1.0}, init_layers=(1, 2, 3, 4))
     model = objective.make_model(TEACHER, ExecutionPlan())
@@ -311,6 +312,7 @@ def given(corpus, tmp_path_factory):
     return write, configure
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_devices")
 def test_teacher_is_neither_in_the_state_nor_in_the_program(given):
     write, configure = given

@@ -73,6 +73,7 @@ def bound_of(model, params, words: np.ndarray, seed: int = 0) -> float:
     return float(total / count)
 
 
+@pytest.mark.slow
 def test_bound_of_an_exact_model_is_the_entropy():
     """A mean over random masks, of 20,000 sentences: it is off by less than 1 %."""
     words = grammar.draw(20_000, seed=0)

@@ -110,6 +110,7 @@ def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_evaluates_it(tmp_path):
     corpus = build_small_corpus(tmp_path / "corpus", write_vocabulary(tmp_path / "vocab.txt"))
     config = small_config(corpus, objective=__name__)

@@ -170,6 +170,7 @@ def test_no_position_sees_itself_or_a_later_one_of_its_permutation():
     np.testing.assert_array_equal(sees, same & (earlier | (ranks[0][:, None] == ranks[0])))
 
 
+@pytest.mark.slow
 def test_query_stream_at_the_targets_is_that_at_all_positions():
     """Hidden states, and gradients of all parameters."""
     params, batch = suites.params_of(CASE)["encoder"], suites.prepared(CASE)

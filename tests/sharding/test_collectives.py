@@ -62,11 +62,8 @@ def test_shards_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32(
     np.testing.assert_array_equal(actual["bias"], 8 * np.ones(3))
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [{"data": 2, "fsdp": 4}, pytest.param({"data": 1, "fsdp": 8}, marks=pytest.mark.slow)],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"data": 2, "fsdp": 4}, {"data": 1, "fsdp": 8}], ids=str)
 def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     vocab, hidden, length, rows = 384, 64, 32, 16 * mesh["data"]
     sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden}

@@ -73,6 +73,7 @@ def test_several_seeds_have_their_median_and_range(tmp_path):
     assert "2 configurations x 3 seeds (0, 1, 2) = 6 trials, of which 6 have ended" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_search_with_halving_counts_what_it_proposed_and_what_it_trained(tmp_path, num_seeds):
     config = search.get_config().unlock()

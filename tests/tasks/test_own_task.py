@@ -99,6 +99,7 @@ class GradePredictor:
         return {"within_half": within_half(self._outputs, self._grades)} if self._grades else {}
 
 
+@pytest.mark.slow
 def test_a_run_trains_it_and_its_predictions_are_those_of_load(tmp_path):
     answers = [" ".join(WORDS[n : n + 3 + n % 4]) for n in range(16)]
     lines = [f"{n % 3}\t{answer}\n" for n, answer in enumerate(answers)]

@@ -252,6 +252,7 @@ def test_failed_job_shows_the_logs_of_its_pods_and_is_not_restarted(cloud):
     assert result.returncode == 1 and "tiny failed: `delete` it" in result.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_and_launch_or_follow_shows_its_log_again(cloud):
     cloud.plan("wait", "wait", 0)
     for action in ("launch", "follow"):

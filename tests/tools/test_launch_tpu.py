@@ -316,6 +316,7 @@ def test_slice_that_is_not_deleted_is_reported(cloud):
     assert "tiny was not deleted and may cost money" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_slice_and_launch_follows_its_job_again(cloud):
     cloud.plan(jobs=["wait"])
     for _ in range(2):

@@ -61,6 +61,7 @@ def check_other_rows_are_zero(table, rows):
     assert not np.delete(table, rows, axis=0).any() and len(rows) < len(table)
 
 
+@pytest.mark.slow
 def test_layers_and_positions_keep_theirs_and_further_ones_start_from_zero(run, caplog):
     model, directory, saved = run
     with caplog.at_level(logging.INFO):

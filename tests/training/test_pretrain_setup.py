@@ -169,6 +169,7 @@ def test_later_phases_read_on_where_the_one_before_has_stopped(corpus, long_corp
     )
 
 
+@pytest.mark.slow
 def test_recipe_of_modernbert_has_its_tokens_and_rates():
     config = modernbert_base.get_config()
     check_numbers(config)

@@ -169,9 +169,9 @@ def exhaustive(*values):
     ("lengths", "options"),
     [
         ((640,), {}),
-        ((250, 300, 40, -50), {"rotates": True, "has_bias": True}),
-        ((300, 520, -204), {"window": 64, "rotates": True}),
-        ((600, -40), {"rate": 0.1, "has_bias": True}),
+        slow((250, 300, 40, -50), {"rotates": True, "has_bias": True}),
+        slow((300, 520, -204), {"window": 64, "rotates": True}),
+        slow((600, -40), {"rate": 0.1, "has_bias": True}),
         ((-640,), {"window": 64}),
         slow((500, 300, -324), {"causal": True}),
         exhaustive((700, -68), {"window": 9, "causal": True, "has_bias": True}),
@@ -192,8 +192,8 @@ def test_kernel_equals_attention_in_float64(lengths, options):
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [
-        ((300, 180, -32), {"rotates": True, "has_bias": True}),
-        ((200, 520, -48), {"window": 64, "rotates": True}),
+        slow((300, 180, -32), {"rotates": True, "has_bias": True}),
+        slow((200, 520, -48), {"window": 64, "rotates": True}),
         exhaustive((768,), {}),
         slow((768,), {"rate": 0.1, "has_bias": True}),
         exhaustive((700, -68), {"causal": True, "rotates": True}),

@@ -62,6 +62,7 @@ def outputs_and_gradients(config, plan, rate, params, x, dy, inputs, positions):
     return y, *gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "plan", "rate", "num_positions"),
     [
@@ -72,10 +73,8 @@ def outputs_and_gradients(config, plan, rate, params, x, dy, inputs, positions):
             0.1,
             None,
         ),
-        pytest.param(
-            {"attention_pattern": "lg", "causal": True}, FAST, 0.1, None, marks=pytest.mark.slow
-        ),
-        pytest.param({}, dataclasses.replace(FAST, remat="full"), 0.1, 9, marks=pytest.mark.slow),
+        ({"attention_pattern": "lg", "causal": True}, FAST, 0.1, None),
+        ({}, dataclasses.replace(FAST, remat="full"), 0.1, 9),
     ],
     ids=str,
 )

@@ -112,6 +112,7 @@ def test_kernel_equals_plain_jax(tokens, inner, hidden, activation, has_dropout)
     assert max(errors(run(in_kernel, *arguments), run(plain, *arguments))) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", sublayer_kernel.ACTIVATIONS)
 def test_bfloat16_error_is_at_most_twice_that_of_plain_jax(activation):
     sizes, dropout = (512, 1536, 128, activation), make_dropout(512)

@@ -110,6 +110,7 @@ def test_rows_of_a_phase_without_a_corpus_are_as_long_as_those_before():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [distilbert, tinybert])
 def test_reports_of_distillation_assume_a_teacher_of_the_base_size(recipe):
     config = recipe.get_config()
