@@ -2,15 +2,18 @@
 
 BEIR (Thakur et al., 2021): `corpus.jsonl` with `_id`, `title` and `text`, `queries.jsonl` with
 `_id` and `text`, and `qrels/SPLIT.tsv` with `query-id`, `corpus-id` and `score`. The judgments and
-the ranked results (runs) of TREC are text without a header; see trec_eval's README.
+the ranked results (runs) of TREC are text without a header (see trec_eval's README), as are the
+passages and queries of its deep learning track (MS MARCO).
 """
 
 import collections
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.tasks import tables
@@ -25,6 +28,7 @@ from bert_jax.tasks.queries import (
 from bert_jax.tasks.retrieval_scores import CUTOFFS, query_scores, ranks_by_id
 
 _QRELS_COLUMNS = ("query-id", "corpus-id", "score")
+_TEXT_NAMES = ("text", "query")
 
 
 class JudgedQuery(NamedTuple):
@@ -123,7 +127,7 @@ def read_query_texts(path: str | pathlib.Path, notes: dict[str, int]) -> dict[st
     """Reads queries: id -> text, in the column `text` or `query`."""
     texts = {}
     for id_, values, location in _iterate_with_ids(path):
-        name = "text" if "text" in values else "query"
+        name = next((name for name in _TEXT_NAMES if name in values), "query")
         texts[id_] = tables.text_field(values, name, location, may_be_empty=True)
     notes["queries that are empty"] = sum(not text.strip() for text in texts.values())
     return texts
@@ -132,7 +136,7 @@ def read_query_texts(path: str | pathlib.Path, notes: dict[str, int]) -> dict[st
 def _iterate_with_ids(path: str | pathlib.Path) -> Iterator[tuple[str, dict, str]]:
     """Yields (id, values, location) of each row of a table. Raises ValueError for an id twice."""
     locations: dict[str, str] = {}
-    for values, location in tables.iterate_rows(path):
+    for values, location in _iterate_named(pathlib.Path(path)):
         if values.get(find_name(values, ID_NAMES)) is None:
             names = " or ".join(map(repr, ID_NAMES))
             found = ", ".join(values) or "none"
@@ -143,6 +147,26 @@ def _iterate_with_ids(path: str | pathlib.Path) -> Iterator[tuple[str, dict, str
             raise ValueError(f"{location}: the id {id_!r} {problem}: change it")
         tables.check_new_id(id_, location, locations)
         yield id_, values, location
+
+
+def _iterate_named(path: pathlib.Path) -> Iterator[tuple[dict, str]]:
+    """Yields the values of each row by name, and its location.
+
+    A TSV of two columns whose first line has none of their names is one of TREC's deep learning
+    track, as MS MARCO has them: ids and texts, without a header and quotes.
+    """
+    lines = tables.iterate_lines(path, "texts with ids") if path.suffix == ".tsv" else iter(())
+    first = next(lines, "").rstrip("\n").split("\t")
+    if len(first) != 2 or {*first} & {*ID_NAMES, *_TEXT_NAMES}:
+        yield from tables.iterate_rows(path)
+        return
+    logging.info("%s: ids and texts, without a header", path)
+    for number, line in enumerate(itertools.chain(["\t".join(first)], lines), start=1):
+        location, values = f"{path}, line {number}", line.rstrip("\n").split("\t")
+        if len(values) != 2:
+            expected = "expected two, an id and a text, as in the first line"
+            raise ValueError(f"{location}: found {len(values)} columns: {expected}")
+        yield dict(zip(("id", "text"), values, strict=True)), location
 
 
 def read_qrels(path: str | pathlib.Path) -> dict[str, dict[str, float]]:

@@ -235,6 +235,19 @@ def test_negatives_are_judged_or_of_the_run_but_no_copies_of_a_positive(files, t
     assert task.notes["train negatives left out because they are copies of a positive"] == 1
 
 
+def test_texts_of_ms_marco_have_no_header_and_no_quotes(tmp_path):
+    path, notes = tmp_path / "collection.tsv", {}
+    path.write_text('0\tThe "king" said\n7\t"so\n8\t\n')
+    texts = {"0": 'The "king" said', "7": '"so', "8": ""}
+    assert read_corpus(path, notes) == read_query_texts(path, notes) == texts
+    assert notes == {"passages that are empty": 1, "queries that are empty": 1}
+    path.write_text("id\ttext\n0\tking\n")
+    assert read_corpus(path, notes) == {"0": "king"}
+    path.write_text("0\tking\n1\told\triver\n")
+    with pytest.raises(ValueError, match=r"collection.tsv, line 2: found 3 columns"):
+        read_corpus(path, notes)
+
+
 def test_qrels_of_trec_jsonl_and_parquet_are_the_same(tmp_path):
     rows = [
         {"query-id": query, "corpus-id": id_, "score": grade}
