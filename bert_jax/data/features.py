@@ -20,6 +20,9 @@ from jax.sharding import Sharding
 from bert_jax.data.packing import pack_lengths
 
 NO_LABEL = -1
+NO_VECTOR, HIDDEN = 1, 2
+"""Kinds of tokens of a multi-vector model, beside 0: those whose vectors do not count, and those
+that no token attends to."""
 COMPARED_SEQUENCES = 16  # With each position at a time, in `unpack_rows`.
 
 
@@ -37,6 +40,9 @@ class ModelInput:
         passages, equal for equal ones, then those of all others that answer its query.
       teacher_outputs: what a teacher's head returns for it, an entry of `model.heads.Outputs`; None
         without a teacher.
+      token_kinds: of each sequence, int32 `[length]`, the kinds of its tokens in a multi-vector
+        model: 0, NO_VECTOR or HIDDEN. None: all 0. Either all features of a batch have them, or
+        none.
       global_positions: of its only sequence, the tokens that see all of it and are seen by all
         (Longformer). None: those of the model. Either all features of a batch have them, or none.
     """
@@ -46,6 +52,7 @@ class ModelInput:
     label: int | float | np.ndarray | tuple[int, int] | None = None
     teacher_outputs: np.ndarray | None = None
     global_positions: tuple[int, ...] | None = None
+    token_kinds: tuple[np.ndarray, ...] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.sequences))
@@ -176,12 +183,16 @@ class RowShape:
             labels = np.full((*weights.shape, *layout.shape), padding, layout.dtype)
         row_features = list(row_features)
         is_global = np.zeros(tokens.shape, bool)
+        kinds = np.zeros(tokens.shape, np.int32)
         for row, features in enumerate(row_features):
             end = slot = 0
             for index, feature in enumerate(features):
                 first = end
                 if feature.global_positions:
                     is_global[row, np.add(feature.global_positions, first)] = True
+                if feature.token_kinds:
+                    own = np.concatenate(feature.token_kinds)
+                    kinds[row, first : first + len(own)] = own
                 for sequence, second in zip(feature.sequences, feature.second_starts, strict=True):
                     start, end = end, end + len(sequence)
                     tokens[row, start:end] = sequence
@@ -196,6 +207,8 @@ class RowShape:
         rows = dict(tokens=tokens, sequence_bounds=bounds, weights=weights, labels=labels)
         if any(each.global_positions is not None for each in itertools.chain(*row_features)):
             rows["is_global"] = is_global
+        if any(each.token_kinds is not None for each in itertools.chain(*row_features)):
+            rows["token_kinds"] = kinds
         if self.teacher_layout:
             rows["teacher_outputs"] = self._lay_out_teacher(row_features, num_rows)
         return rows

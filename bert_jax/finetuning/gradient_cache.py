@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.heads import Head
+from bert_jax.model.pooling import tokens_of_sequences
 from bert_jax.training.gradients import microbatch_at
 
 
@@ -50,21 +51,32 @@ def _batch_loss(head, vectors, microbatches, weight_sum):
     index, num_shards = jax.lax.axis_index("data"), jax.lax.axis_size("data")
     names = ("labels", "weights", "teacher_outputs")
     slots = {name: microbatches[name] for name in names if name in microbatches}
-    slots["outputs"] = vectors.reshape(*slots["weights"].shape, -1, vectors.shape[-1])
+    is_per_position = head.input_kind == "positions"
+    outputs = microbatches["sequence_bounds"] if is_per_position else vectors
+    slots["outputs"] = outputs.reshape(*slots["weights"].shape, -1, outputs.shape[-1])
     slots = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), slots)
     # A batch has at most as many examples as rows, far fewer than slots: each shard sends only its
     # examples, to the places after those of the shards before it.
-    num_examples = math.prod(microbatches["tokens"].shape[:2]) * num_shards
-    is_used = slots["weights"] > 0
-    counts = jax.lax.all_gather(jnp.sum(is_used), "data")
+    max_used = math.prod(microbatches["tokens"].shape[:2])
+    num_examples, num_slots = max_used * num_shards, len(slots["weights"])
+    (used,) = jnp.nonzero(slots["weights"], size=max_used, fill_value=num_slots)
+    examples = jax.tree.map(lambda x: x.at[used].get(mode="fill", fill_value=0), slots)
+    if is_per_position:
+        start, _, end = jnp.moveaxis(examples["outputs"], -1, 0)
+        length, slots_per_row = vectors.shape[-2], num_slots // max_used
+        first_tokens = (used // slots_per_row * length)[:, None] + start
+        max_tokens = length // start.shape[1]
+        vectors = vectors.reshape(-1, vectors.shape[-1])
+        examples["outputs"] = tokens_of_sequences(vectors, first_tokens, end - start, max_tokens)
+    counts = jax.lax.all_gather(jnp.sum(used < num_slots), "data")
     first = jnp.sum(jnp.where(jnp.arange(num_shards) < index, counts, 0))
-    places = jnp.where(is_used, first + jnp.cumsum(is_used) - 1, num_examples)
+    places = jnp.where(used < num_slots, first + jnp.arange(max_used), num_examples)
 
     def gather(values):
-        examples = jnp.zeros((num_examples, *values.shape[1:]), values.dtype)
-        return jax.lax.psum(examples.at[places].add(values, mode="drop"), "data")
+        empty = jnp.zeros((num_examples, *values.shape[1:]), values.dtype)
+        return jax.lax.psum(empty.at[places].add(values, mode="drop"), "data")
 
-    rows = jax.tree.map(gather, slots)
+    rows = jax.tree.map(gather, examples)
     outputs = rows.pop("outputs")
     if head.takes_part:
         return head.batch_loss(outputs, rows, part=(index, num_shards)) / weight_sum

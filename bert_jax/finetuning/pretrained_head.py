@@ -48,9 +48,8 @@ def initial_params(
         scheme = task_head["scheme"]
         logging.warning("The head has no tagging scheme: assuming config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
-    return {name: params[name] for name in ("head", "lstm") if name in params} | {
-        "encoder": encoder
-    }
+    names = (name for name in params if name in ("head", "lstm") or name.startswith("projection_"))
+    return {name: params[name] for name in names} | {"encoder": encoder}
 
 
 def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> None:
@@ -58,7 +57,17 @@ def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> N
 
     That is also the case for prompts that a task does not have.
     """
-    names = ["projections"] if head.get("projections") else []
+    names = []
+    if find_head(head).predicts == "token_vectors":
+        for name in ("projections", "query_expansion", "skip_words") if task_head else ():
+            if head[name] != task_head[name]:
+                raise ValueError(
+                    f"the weights have a multi-vector head with {name}={head[name]!r:.200}, and "
+                    f"the task has {task_head[name]!r:.200}: set fields of config.similarity or "
+                    "config.data.max_query_length so that they agree, or config.new_head=True"
+                )
+    elif head.get("projections"):
+        names.append("projections")
     of_head, of_task = ([find_prompt(each, name) for name in NAMES] for each in (head, task_head))
     if of_head != of_task:
         query, passage = of_head

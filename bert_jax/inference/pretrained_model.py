@@ -28,7 +28,7 @@ from bert_jax.checkpoints.parameters import (
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.save import check_head, save_model
 from bert_jax.checkpoints.sentence_transformers import similarity_of
-from bert_jax.data.features import LabelLayout, ModelInput, check_segments
+from bert_jax.data.features import NO_VECTOR, LabelLayout, ModelInput, check_segments
 from bert_jax.inference import forward, masked_text, unmasking
 from bert_jax.inference.forward import ROWS_PER_BATCH
 from bert_jax.inference.masked_text import Fills
@@ -62,10 +62,12 @@ from bert_jax.tasks import pseudo_likelihood, spans, tagging
 from bert_jax.tasks.multiple_choice import Ranked, rank_candidates
 from bert_jax.tasks.prompts import find_prompt
 from bert_jax.tasks.pseudo_likelihood import Score, describe_score, masked_copies
+from bert_jax.tasks.queries import TokenizedTexts, make_feature
 from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.tagging import Tagging
 from bert_jax.tasks.task import TrainedHead
 from bert_jax.tasks.text_classification import Classification, Classified, classify_output
+from bert_jax.tasks.token_vectors import TokenRules, as_token_vectors, max_similarity_rows
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TOKENS_PER_BLOCK = 1 << 21
@@ -320,6 +322,9 @@ class PretrainedModel:
         """
         parts, chosen = as_texts_or_pairs(texts)
         is_bi_encoder = bool(self.head) and find_head(self.head).predicts == "vector"
+        if pooling is None and self.head and find_head(self.head).predicts == "token_vectors":
+            fix = "call encode_tokens, or choose a pooling of the encoder, such as 'mean'"
+            raise ValueError(f"this model has a vector for each token of a text: {fix}")
         if prompt_name is not None and (pooling is not None or not is_bi_encoder):
             reason = "pooling is set" if is_bi_encoder else "this model has no head for embeddings"
             raise ValueError(f"prompt_name={prompt_name!r}: {reason}, so there are no prompts")
@@ -394,14 +399,83 @@ class PretrainedModel:
             vectors[index] = csr_array(weights)
         return vstack(vectors, format="csr")
 
-    def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    @overload
+    def encode_tokens(
+        self,
+        texts: str,
+        prompt_name: str = "document",
+        batch_size: int = ROWS_PER_BATCH,
+        max_length: int | None = None,
+    ) -> np.ndarray: ...
+    @overload
+    def encode_tokens(
+        self,
+        texts: Iterable[str],
+        prompt_name: str = "document",
+        batch_size: int = ROWS_PER_BATCH,
+        max_length: int | None = None,
+    ) -> list[np.ndarray]: ...
+    def encode_tokens(
+        self,
+        texts: Texts,
+        prompt_name: str = "document",
+        batch_size: int = ROWS_PER_BATCH,
+        max_length: int | None = None,
+    ) -> np.ndarray | list[np.ndarray]:
+        """Computes a vector for each token of each text, float32 `[tokens, size]` (ColBERT).
+
+        The model needs a multi-vector head. Its rules say which tokens have vectors: of passages
+        those that are no punctuation, of queries also the masks that fill them.
+
+        Args:
+          prompt_name: what the texts are: "document" (a passage) or "query"; or another name of
+            `head["prompts"]`, whose text precedes each passage.
+          batch_size: as in `encode`.
+          max_length: maximum in tokens. None: `head["max_seq_length"]`, of queries
+            `head["max_query_length"]`.
+        """
+        trained = self._need_head("encode tokens", "token_vectors")
+        texts, chosen = as_list(texts)
+        check_texts("texts", texts)
+        is_query = prompt_name == "query"
+        if max_length is None:
+            limit = trained.max_seq_length
+            max_length = trained.settings["max_query_length"] if is_query else limit
+        max_length = choose_length(max_length, self.config.max_position_embeddings)
+        rules = TokenRules(trained.settings, self.tokenizer)
+        inputs = TokenizedTexts(
+            self.tokenizer, max_length, find_prompt(trained.settings, prompt_name)
+        )
+        inputs.add(texts)
+        if truncated := inputs.num_truncated(texts):
+            message = f"{truncated} of {len(texts)} texts are truncated to {max_length} tokens"
+            warnings.warn(message, stacklevel=2)
+        make_tokens = rules.query if is_query else rules.passage
+        features = [make_feature([make_tokens(inputs.ids[text])]) for text in texts]
+        results = self.head_outputs(features, batch_size)
+        for index, feature in enumerate(features):
+            results[index] = results[index][feature.token_kinds[0] != NO_VECTOR]
+        return results[chosen]
+
+    def similarity(
+        self, first: np.ndarray | list[np.ndarray], second: np.ndarray | list[np.ndarray]
+    ) -> np.ndarray:
         """Compares each of the vectors of `encode` with each: float32 `[len(first), len(second)]`.
 
         By the cosine or, of a bi-encoder that does not normalize, the dot product; a model of
-        sentence-transformers may have the negative Euclidean or Manhattan distance.
+        sentence-transformers may have the negative Euclidean or Manhattan distance. A multi-vector
+        model compares results of `encode_tokens`, first of queries, then of passages, by MaxSim.
 
-        Raises ValueError unless both are `[num, size]`, or `[size]` for one, of equal sizes.
+        Raises ValueError unless both are `[num, size]`, or `[size]` for one, of equal sizes; of a
+        multi-vector model, lists of `[tokens, size]`, or one of them.
         """
+        if self.head and find_head(self.head).predicts == "token_vectors":
+            first, second = map(as_token_vectors, (first, second))
+            if len({each.shape[1] for each in (*first, *second)}) > 1:
+                raise ValueError("expected vectors of tokens [tokens, size] of equal sizes")
+            mean = self.head.get("similarity") == "meanmaxsim"
+            rows = list(max_similarity_rows(first, second, mean))
+            return np.array(rows, np.float32).reshape(len(first), len(second))
         first, second = (np.atleast_2d(np.asarray(each, np.float32)) for each in (first, second))
         if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
             shapes = f"{list(first.shape)} and {list(second.shape)}"
@@ -800,14 +874,21 @@ class PretrainedModel:
     @overload
     def rank(self, query: Iterable[str], candidates: Iterable[str]) -> list[list[Ranked]]: ...
     def rank(self, query: Texts, candidates: Iterable[str]) -> list[Ranked] | list[list[Ranked]]:
-        """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
+        """Ranks passages for a query, or endings of a story, best first.
+
+        With a cross-encoder, a multi-vector model (by MaxSim) or a model of multiple choice.
+        """
         queries, chosen = as_list(query)
         if isinstance(candidates, str):
             raise TypeError(f"candidates must be a list of strings, got {candidates!r:.60}")
         candidates, _ = as_list(candidates)
         check_texts("query", queries)
         check_texts("candidates", candidates)
-        scores = self.score_pairs(list(itertools.product(queries, candidates)))
+        if self.head and find_head(self.head).predicts == "token_vectors":
+            vectors = self.encode_tokens(queries, "query"), self.encode_tokens(candidates)
+            scores = self.similarity(*vectors)
+        else:
+            scores = self.score_pairs(list(itertools.product(queries, candidates)))
         scores = np.reshape(scores, (len(queries), len(candidates)))
         return [rank_candidates(candidates, each) for each in scores][chosen]
 

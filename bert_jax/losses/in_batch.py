@@ -51,16 +51,18 @@ def late_interaction_loss(
     labels: jax.Array,
     weights: jax.Array,
     temperature: float = 1.0,
+    max_query_tokens: int | None = None,
     part: tuple[int | jax.Array, int] = (0, 1),
 ) -> jax.Array:
     """Returns `in_batch_loss` with `max_similarities` in place of dot products.
 
     ColBERT (Khattab and Zaharia, 2020); MultiVectorMultipleNegativesRankingLoss. `vectors` are
-    float32 `[examples, 1 + n, tokens, size]`, 0 for tokens that do not count.
+    float32 `[examples, 1 + n, tokens, size]`, 0 for tokens that do not count. Queries are known to
+    have at most `max_query_tokens`, the first ones.
     """
 
     def similarities(queries, passages):
-        return max_similarities(queries, passages) / temperature
+        return max_similarities(queries[:, :max_query_tokens], passages) / temperature
 
     return _in_batch_softmax(similarities, vectors, labels, weights, symmetric=False, part=part)
 

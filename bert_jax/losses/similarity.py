@@ -51,9 +51,16 @@ def max_similarities(queries: jax.Array, passages: jax.Array) -> jax.Array:
     return jax.lax.map(scores_of, queries)
 
 
-def own_max_similarities(vectors: jax.Array) -> jax.Array:
-    """Returns `[examples, n]`: `max_similarities` of each query with its own passages."""
-    return jax.vmap(lambda each: max_similarities(each[:1], each[1:])[0])(vectors)
+def own_max_similarities(vectors: jax.Array, max_query_tokens: int | None = None) -> jax.Array:
+    """Returns `[examples, n]`: `max_similarities` of each query with its own passages.
+
+    Queries are known to have at most `max_query_tokens` tokens, the first ones.
+    """
+
+    def scores_of(each):
+        return max_similarities(each[:1, :max_query_tokens], each[1:])[0]
+
+    return jax.vmap(scores_of)(vectors)
 
 
 def cosines(first: jax.Array, second: jax.Array) -> jax.Array:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 class AttentionMask:
     """Describes which positions of a row attend to which others, without an array of all pairs.
 
-    A position attends to those of its own sequence that neither `causal`, `window` nor `ranks`
-    hide. Padding attends to padding, so that no softmax is empty; unless `sees_own_rank` is False,
-    or `only_global_queries`: then a position may see nothing, and attention gives it zeros. All
-    arrays have one entry per position and can be sliced with the row.
+    A position attends to those of its own sequence that neither `causal`, `window`, `ranks` nor
+    `is_hidden` hide. Padding attends to padding, so that no softmax is empty; unless
+    `sees_own_rank` is False, or with `only_global_queries` or `is_hidden`: then a position may see
+    nothing, and attention gives it zeros. All arrays have one entry per position and can be sliced
+    with the row.
 
     Attributes:
       sequence_ids: int32 `[batch, length]`: 1, 2, ... for each sequence, 0 for padding. Positions
@@ -30,6 +31,9 @@ class AttentionMask:
         section 2.2), and equal ranks see each other. None: all.
       sees_own_rank: False if a position attends only to smaller ranks than its own, as those that
         predict their own token must (the query stream of XLNet, section 2.3).
+      is_hidden: bool `[batch, length]`, the positions that none attends to, not even they
+        themselves, although they attend to others (ColBERT's masks after a query; Khattab and
+        Zaharia, 2020, section 3.2). None: none.
     """
 
     sequence_ids: jax.Array
@@ -39,6 +43,7 @@ class AttentionMask:
     only_global_queries: bool = dataclasses.field(default=False, metadata={"static": True})
     ranks: jax.Array | None = None
     sees_own_rank: bool = dataclasses.field(default=True, metadata={"static": True})
+    is_hidden: jax.Array | None = None
 
     def with_window(self, window: int) -> "AttentionMask":
         """Returns the mask of a layer that sees only `window` positions on each side."""
@@ -52,7 +57,7 @@ class AttentionMask:
     def may_hide_all(self) -> bool:
         """Whether there may be positions that see nothing, not even themselves."""
         sees_itself = self.ranks is None or self.sees_own_rank
-        return self.only_global_queries or not sees_itself
+        return self.only_global_queries or not sees_itself or self.is_hidden is not None
 
     def pairs(self) -> jax.Array:
         """Returns bool `[batch, 1, length, length]`: whether a query, the first, sees a key."""
@@ -85,4 +90,6 @@ class AttentionMask:
         if self.ranks is not None:
             compares = jnp.greater_equal if self.sees_own_rank else jnp.greater
             visible &= compare(compares, "ranks")
+        if keys.is_hidden is not None:
+            visible &= ~keys.is_hidden[:, None, None, :]
         return visible

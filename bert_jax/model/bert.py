@@ -85,7 +85,9 @@ class LayerInputs(nn.Module):
     config: BertConfig
 
     def __call__(self, batch: dict[str, jax.Array]) -> AttentionMask:
-        return AttentionMask(batch["sequence_ids"], self.config.causal)
+        return AttentionMask(
+            batch["sequence_ids"], self.config.causal, is_hidden=batch.get("is_hidden")
+        )
 
 
 class EncoderLayer(nn.Module):

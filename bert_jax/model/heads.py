@@ -15,18 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput
-from bert_jax.losses.in_batch import in_batch_loss
+from bert_jax.losses.in_batch import in_batch_loss, late_interaction_loss
 from bert_jax.model.execution import ExecutionPlan
 from bert_jax.model.feature_based import FeatureBasedTagger
 from bert_jax.model.layers import cross_entropy, kl_divergence
 from bert_jax.model.lstm_models import PooledLstmModel, PositionLstmModel
-from bert_jax.model.task_models import PooledModel, PositionModel, vector_model
+from bert_jax.model.task_models import (
+    PooledModel,
+    PositionModel,
+    multi_vector_model,
+    vector_model,
+)
 from bert_jax.runtime.named_modules import import_part
 
 Outputs = Sequence[np.ndarray]
 """A head's float32 output for each feature: classification and multi-label `[classes]`, regression
 `[1]`, multiple choice `[choices]`, tagging `[length, tags]`, span `[length, 2]`, embedding
-`[sequences, H]`."""
+`[sequences, H]`, multi-vector `[length, size]`, 0 for tokens whose vectors do not count."""
 
 
 def _one_class(features, outputs, cls_last=False):
@@ -53,6 +58,11 @@ def _one_value(features, outputs, cls_last=False):
 
 def _equal_vectors(features, outputs, cls_last=False):
     return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
+
+
+def _equal_token_vectors(features, outputs, cls_last=False):
+    """Compares the first tokens, which all texts have."""
+    return _equal_vectors(features, [tokens[:1] for tokens in outputs])
 
 
 def _one_tag(features, outputs, cls_last=False):
@@ -98,11 +108,13 @@ class Head:
       name: the name under which checkpoints store it: for a head elsewhere, the dotted name of the
         module that offers it as `HEAD`.
       predicts: what one output means: "class", "label_set", "value", "choice", "tag" (a class for
-        each position), "span" or "vector". The methods of a loaded model follow from it.
+        each position), "span", "vector" or "token_vectors". The methods of a loaded model follow
+        from it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
       batch_loss: (outputs `[examples, outputs of an example, size]`, rows of these examples) -> the
-        loss, summed over them, of a batch whose examples are compared with each other. The rows are
+        loss, summed over them, of a batch whose examples are compared with each other. Outputs of
+        positions are `[examples, sequences, positions, size]`, 0 after each sequence. The rows are
         their "labels", "weights" and, if there is a teacher, "teacher_outputs".
       takes_part: whether `batch_loss` takes `part`, as in `losses.in_batch`, so that each device
         computes one; otherwise each computes the whole.
@@ -236,6 +248,10 @@ def _span_loss(outputs, rows):
 
 def _in_batch_loss(outputs, rows, **part):
     return in_batch_loss(outputs, rows["labels"], rows["weights"], **part)
+
+
+def _late_interaction_loss(outputs, rows, **part):
+    return late_interaction_loss(outputs, rows["labels"], rows["weights"], **part)
 
 
 def _regression_loss(outputs, rows, target_std=1.0):
@@ -410,6 +426,20 @@ EMBEDDING = Head(
     transformers=InTransformers("", "sentence-similarity", "SentenceTransformer"),
 )
 
+MULTI_VECTOR = dataclasses.replace(
+    EMBEDDING,
+    name="multi_vector",
+    predicts="token_vectors",
+    batch_loss=_late_interaction_loss,
+    module=multi_vector_model,
+    options=("projections", "normalize", "query_expansion"),
+    input_kind="positions",
+    is_collapsed=_equal_token_vectors,
+    transformers=InTransformers("", "sentence-similarity", "MultiVectorEncoder"),
+)
+
 _POOLED = (CLASSIFICATION, MULTI_LABEL, REGRESSION, MULTIPLE_CHOICE)
-HEADS = {head.name: head for head in (*_POOLED, TAGGING, FEATURE_BASED, SPAN, EMBEDDING)}
+HEADS = {
+    head.name: head for head in (*_POOLED, TAGGING, FEATURE_BASED, SPAN, EMBEDDING, MULTI_VECTOR)
+}
 """The heads by the name that checkpoints store; `find_head` also finds their variants."""

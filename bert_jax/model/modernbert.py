@@ -251,7 +251,10 @@ class LayerInputs(nn.Module):
             rotation(batch["position_ids"], base, head_dim)
             for base in (config.global_rope_base, config.local_rope_base)
         )
-        return SharedInputs(AttentionMask(batch["sequence_ids"], config.causal), *rotations)
+        return SharedInputs(
+            AttentionMask(batch["sequence_ids"], config.causal, is_hidden=batch.get("is_hidden")),
+            *rotations,
+        )
 
 
 def rotation(position_ids: jax.Array, base: float, head_dim: int) -> Rotation:

@@ -179,7 +179,7 @@ class LayerInputs(nn.Module):
         initializer = nn.initializers.truncated_normal(config.initializer_range)
         shape = NUM_BUCKETS, config.num_heads
         table = self.param("distance_bias", initializer, shape, jnp.float32)
-        mask = AttentionMask(batch["sequence_ids"], config.causal)
+        mask = AttentionMask(batch["sequence_ids"], config.causal, is_hidden=batch.get("is_hidden"))
         return SharedInputs(mask, DistanceBias(table))
 
 

@@ -21,6 +21,19 @@ def _unit_rows(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
+def tokens_of_sequences(
+    vectors: jax.Array, first_tokens: jax.Array, num_tokens: jax.Array, max_tokens: int
+) -> jax.Array:
+    """Returns `[..., max_tokens, size]`: the vectors of the tokens of some sequences, then 0.
+
+    `vectors` are `[tokens, size]` of all; `first_tokens` and `num_tokens` int32 `[...]`, of each
+    sequence. A sequence that begins after the last token has no vectors.
+    """
+    place = jnp.arange(max_tokens)
+    index = jnp.where(place < num_tokens[..., None], first_tokens[..., None] + place, len(vectors))
+    return vectors.at[index].get(mode="fill", fill_value=0)
+
+
 def pool_tokens(
     hidden: jax.Array, sequence_bounds: jax.Array, poolings: tuple[str, ...]
 ) -> jax.Array:

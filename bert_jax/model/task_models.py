@@ -4,6 +4,7 @@ Each takes a batch: packed rows with what `unpack_rows` adds to them. The parame
 "head" (a dense layer), "projection_N" of a vector and, in `lstm_models.py`, "lstm".
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -12,6 +13,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.data.features import HIDDEN, NO_VECTOR
+from bert_jax.losses.similarity import unit_vectors
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import pools_last
 from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
@@ -133,10 +136,7 @@ class VectorModel(nn.Module):
                 reason = "the first token of this model is not [CLS], which is the last"
             raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean' or 'lasttoken'")
         self.encoder = Encoder(self.config, self.plan)
-        self.projection_layers = [
-            nn.Dense(each.size, each.has_bias, dtype=jnp.float32, name=f"projection_{index}")
-            for index, each in enumerate(self.projections)
-        ]
+        self.projection_layers = projection_layers(self.config, self.projections)
 
     def __call__(
         self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
@@ -152,11 +152,81 @@ class VectorModel(nn.Module):
         else:
             x = self.encoder(batch, dropout)
             vectors = pool_tokens(x, batch["sequence_bounds"], self.pooling)
-        for layer, each in zip(self.projection_layers, self.projections, strict=True):
-            vectors = ACTIVATIONS[each.activation](layer(vectors))
-        vectors = vectors[..., : self.vector_size]
+        vectors = project(self, vectors)[..., : self.vector_size]
         squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
         return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
+
+
+HIDING_ARCHITECTURES = ("bert", "modernbert", "mpnet")
+"""Those whose attention reads `is_hidden`; in transformers, hidden tokens of others change more."""
+
+
+class MultiVectorModel(nn.Module):
+    """Encoder and dense layers: a vector for each token, for late interaction.
+
+    ColBERT (Khattab and Zaharia, 2020, sections 3.2 and 3.3), as MultiVectorEncoder of
+    sentence-transformers computes it: [CLS], [SEP] and masks after a query have vectors, too.
+
+    Attributes:
+      projections: dense layers of each token.
+      normalize: whether vectors have length 1.
+      hides_tokens: whether no token attends to those of the kind HIDDEN.
+      plan: how the encoder runs.
+    """
+
+    config: object
+    projections: tuple[Projection, ...]
+    normalize: bool = True
+    hides_tokens: bool = False
+    plan: ExecutionPlan = ExecutionPlan()
+
+    @property
+    def vector_size(self) -> int:
+        """The size of a vector."""
+        return self.projections[-1].size if self.projections else self.config.hidden_size
+
+    def setup(self):
+        self.encoder = Encoder(self.config, self.plan)
+        self.projection_layers = projection_layers(self.config, self.projections)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> jax.Array:
+        """Returns float32 `[B, L, vector_size]`, 0 for padding and tokens of the kind NO_VECTOR.
+
+        `batch` may have int32 `[B, L]` `token_kinds`; `dropout` is as in `Encoder`.
+        """
+        dropout = as_dropout(self, dropout, len(batch["tokens"]))
+        has_vector = batch["sequence_ids"] > 0
+        if "token_kinds" in batch:
+            has_vector &= batch["token_kinds"] != NO_VECTOR
+            if self.hides_tokens:
+                batch = batch | {"is_hidden": batch["token_kinds"] == HIDDEN}
+        vectors = project(self, self.encoder(batch, dropout).astype(jnp.float32))
+        vectors = unit_vectors(vectors) if self.normalize else vectors
+        return jnp.where(has_vector[..., None], vectors, 0.0)
+
+
+def projection_layers(config, projections: Sequence[Projection]) -> list[nn.Dense]:
+    """Returns the dense layers of vectors, initialized as the encoder is."""
+    initializer = nn.initializers.truncated_normal(config.initializer_range)
+    return [
+        nn.Dense(
+            each.size,
+            each.has_bias,
+            dtype=jnp.float32,
+            kernel_init=initializer,
+            name=f"projection_{index}",
+        )
+        for index, each in enumerate(projections)
+    ]
+
+
+def project(model, vectors: jax.Array) -> jax.Array:
+    """Applies the `projections` of a model to vectors `[..., size]`."""
+    for layer, each in zip(model.projection_layers, model.projections, strict=True):
+        vectors = ACTIVATIONS[each.activation](layer(vectors))
+    return vectors
 
 
 class SparseModel(nn.Module):
@@ -202,6 +272,32 @@ def vector_model(
     poolings = (pooling,) if isinstance(pooling, str) else tuple(pooling)
     layers = tuple(Projection(**each) for each in projections)
     return VectorModel(config, poolings, layers, **options)
+
+
+def multi_vector_model(
+    config,
+    num_outputs: int = 0,
+    projections: Sequence[Mapping] = (),
+    query_expansion: Mapping | None = None,
+    plan: ExecutionPlan = ExecutionPlan(),
+    **options,
+) -> MultiVectorModel:
+    """Builds a `MultiVectorModel` from settings as JSON has them; `num_outputs` is 0.
+
+    Raises ValueError for a model whose masks after a query should be hidden, but cannot be.
+    """
+    layers = tuple(Projection(**each) for each in projections)
+    hides_tokens = bool(query_expansion) and not query_expansion["attend"]
+    if hides_tokens:
+        if config.architecture not in HIDING_ARCHITECTURES:
+            raise ValueError(
+                f"query_expansion hides the masks after a query from other tokens, which "
+                f"{config.architecture} cannot: expected attend=True, or one of "
+                f"{', '.join(HIDING_ARCHITECTURES)}"
+            )
+        # Kernels for TPUs have no hidden tokens.
+        plan = dataclasses.replace(plan, uses_kernels=False)
+    return MultiVectorModel(config, layers, hides_tokens=hides_tokens, plan=plan, **options)
 
 
 def dense_head(config, num_outputs: int) -> nn.Dense:

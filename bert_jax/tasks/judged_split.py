@@ -7,10 +7,9 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import ModelInput
 from bert_jax.tasks import tables
 from bert_jax.tasks.qrels import JudgedQuery
-from bert_jax.tasks.queries import Inputs
+from bert_jax.tasks.queries import Inputs, make_feature
 from bert_jax.tasks.retrieval_scores import (
     TOP,
     best_indices,
@@ -19,6 +18,7 @@ from bert_jax.tasks.retrieval_scores import (
     write_scores,
 )
 from bert_jax.tasks.task import Outputs, Split, limit_examples
+from bert_jax.tasks.token_vectors import max_similarity_rows
 from bert_jax.tasks.vectors import write_run
 
 MAX_RESULTS = 100
@@ -61,7 +61,7 @@ def make_judged_split(
             for query, ids in zip(queries, ranked, strict=True)
             for pair in inputs.pairs(query.text, [corpus[id_] for id_ in ids])
         ]
-    features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
+    features = [make_feature([each]) for each in sequences]
     # The place in `ranked` of each id; all queries of a bi-encoder share one.
     places = [{id_: place for place, id_ in enumerate(ids)} for ids in groups]
     places = places * len(queries) if inputs.is_bi_encoder else places
@@ -70,6 +70,8 @@ def make_judged_split(
         if not inputs.is_bi_encoder:
             values = np.concatenate([np.zeros(0), *outputs])
             return np.split(values, np.cumsum([len(ids) for ids in ranked])[:-1])
+        if inputs.rules:
+            return max_similarity_rows(outputs[: len(queries)], outputs[len(queries) :])
         vectors = np.concatenate(outputs)
         return (vectors[len(queries) :] @ vectors[row] for row in range(len(queries)))
 

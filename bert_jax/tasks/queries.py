@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.features import make_sequence
+from bert_jax.data.features import ModelInput, make_sequence
 from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import field, text_field
+from bert_jax.tasks.token_vectors import TokenRules
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 # The names under which each value may be given, of which the first in a line is read: those of the
@@ -420,13 +421,14 @@ def _as_bytes(ids: list[int]) -> bytes:
 
 
 class Inputs(NamedTuple):
-    """Builds the sequences of queries and passages for a role."""
+    """Builds the sequences of queries and passages for a role; a multi-vector one has `rules`."""
 
     tokenizer: Tokenizer
     is_bi_encoder: bool
     max_seq_length: int
     queries: TokenizedTexts
     passages: TokenizedTexts
+    rules: TokenRules | None = None
 
     def room(self, query: str) -> int | None:
         """Returns how many tokens of a passage a cross-encoder sees beside a query."""
@@ -436,8 +438,12 @@ class Inputs(NamedTuple):
 
     def singles(self, queries: Iterable[str], passages: Iterable[str]) -> list[tuple]:
         """Returns a sequence for each query, then for each passage."""
-        ids = [self.queries.ids[text] for text in queries]
-        ids += [self.passages.ids[text] for text in passages]
+        query_ids = (self.queries.ids[text] for text in queries)
+        passage_ids = (self.passages.ids[text] for text in passages)
+        if self.rules:
+            sequences = [self.rules.query(each) for each in query_ids]
+            return sequences + [self.rules.passage(each) for each in passage_ids]
+        ids = itertools.chain(query_ids, passage_ids)
         return [make_sequence(self.tokenizer, each) for each in ids]
 
     def pairs(self, query: str, passages: Iterable[str]) -> list[tuple]:
@@ -447,6 +453,12 @@ class Inputs(NamedTuple):
             make_sequence(self.tokenizer, first, self.passages.ids[text][:room])
             for text in passages
         ]
+
+
+def make_feature(sequences: Sequence[tuple], label: object = None) -> ModelInput:
+    """Returns the feature of an example from what `Inputs` returns for its texts."""
+    tokens, second_starts, *kinds = zip(*sequences, strict=True)
+    return ModelInput(tokens, second_starts, label, token_kinds=kinds[0] if kinds else None)
 
 
 def choose_negatives(

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.features import ModelInput
 from bert_jax.tasks import tables
-from bert_jax.tasks.queries import Inputs, Query, TokenizedTexts, check_differs
+from bert_jax.tasks.queries import Inputs, Query, TokenizedTexts, check_differs, make_feature
 from bert_jax.tasks.retrieval_scores import (
     TOP,
     best_indices,
@@ -19,6 +18,7 @@ from bert_jax.tasks.retrieval_scores import (
 )
 from bert_jax.tasks.similarity_scores import triplet_accuracy
 from bert_jax.tasks.task import Outputs, Split
+from bert_jax.tasks.token_vectors import max_similarity_rows
 
 
 class Ranking(NamedTuple):
@@ -173,10 +173,13 @@ def make_ranking_split(
             fix = "'negatives', or for a bi_encoder set config.data.passages"
             location = lines[ranking.lines[0]].location
             raise ValueError(f"{location}: no passages to rank: add {fix}")
-    features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
+    features = [make_feature([each]) for each in sequences]
 
     def scores_of(outputs: Outputs) -> Iterable[tuple[Ranking, np.ndarray]]:
         """Yields each ranking with the scores of its passages."""
+        if inputs.rules:
+            queries = [outputs[ranking.lines[0]] for ranking in rankings]
+            return zip(rankings, max_similarity_rows(queries, outputs[len(lines) :]), strict=True)
         values = np.concatenate(outputs)
         if is_bi_encoder:
             vectors = values[len(lines) :]

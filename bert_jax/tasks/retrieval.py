@@ -9,6 +9,7 @@ sees, in rankings all ids, because truncation must not make a passage equal to a
 relevant one.
 """
 
+import string
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
@@ -27,6 +28,7 @@ from bert_jax.tasks.queries import (
     Query,
     TokenizedTexts,
     choose_negatives,
+    make_feature,
     read_classes,
     read_passages,
     read_queries,
@@ -50,12 +52,17 @@ from bert_jax.tasks.text_pairs import (
     make_pair_split,
     read_pairs,
 )
+from bert_jax.tasks.token_vectors import TokenRules
 from bert_jax.tasks.vectors import SearchPredictor, VectorPredictor
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 DEFAULT_METRICS = {"ranking": f"mrr_at_{TOP}", "similarity": "spearman"}
 """What dev and test are scored by, and the score that selects the best checkpoint."""
 ROLES = ("bi_encoder", "cross_encoder")
+QUERY_EXPANSIONS = ("hidden", "attended", "none")
+"""Whether a multi-vector model fills queries with masks, and whether tokens attend to these."""
+HEADS = {"dense": heads.EMBEDDING, "multi_vector": heads.MULTI_VECTOR}
+"""The head of a bi-encoder, by `config.similarity.vectors`."""
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
@@ -72,7 +79,15 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     lines = {} if judged else _read_splits(config, rankings, notes)
     queries = TokenizedTexts(tokenizer, data.max_query_length, data.query_prompt)
     passages = TokenizedTexts(tokenizer, config.max_seq_length, data.passage_prompt)
-    inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages)
+    vectors, rules = config.similarity.vectors, None
+    settings = {"max_query_length": data.max_query_length}
+    if vectors == "multi_vector":
+        settings |= _multi_vector_settings(config)
+        rules = TokenRules(settings, tokenizer)
+    elif is_bi_encoder:
+        settings |= prompt_settings(data.query_prompt, data.passage_prompt)
+        settings |= {name: config.similarity[name] for name in ("pooling", "normalize")}
+    inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages, rules)
     queries.add(line.text for each in lines.values() for line in each)
     # Predictions take as long as there are passages, so these are limited too.
     collection = [] if judged else _read_collection(data, notes)
@@ -98,7 +113,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         features = _pair_features(config, loss, inputs, notes)
     elif "train" in files and loss.labels == "class":
         features = _class_features(config, inputs, notes)
-    head, labels = (heads.EMBEDDING, ()) if is_bi_encoder else (heads.CROSS_ENCODER, ("score",))
+    head, labels = (HEADS[vectors], ()) if is_bi_encoder else (heads.CROSS_ENCODER, ("score",))
     longest = max((np.size(feature.label) for feature in features), default=0)
     head = head_with_loss(head, loss, config, longest)
     splits = []
@@ -123,10 +138,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits.append(make_pair_split(name, pairs, inputs))
     notes["queries truncated"] = queries.num_truncated(line.text for line in used)
     notes["passages truncated"] = passages.num_truncated(passages.ids)
-    settings = {"max_query_length": data.max_query_length}
-    settings |= prompt_settings(data.query_prompt, data.passage_prompt)
-    if is_bi_encoder:
-        settings |= {name: config.similarity[name] for name in ("pooling", "normalize")}
     return Task(
         head=head,
         labels=labels,
@@ -174,6 +185,7 @@ def _check_config(config: ConfigDict) -> TrainingLoss:
             f"config.data.metric={metric}{default}: expected one of {', '.join(names)}"
         )
     loss = find_loss(config)
+    _check_multi_vector(config)
     min_negatives = loss.min_negatives if data.train else 0
     # The cross-encoder needs room for a passage beside the query.
     bounds = Bounds(3, config.max_seq_length // (1 if is_bi_encoder else 2))
@@ -186,6 +198,45 @@ def _check_config(config: ConfigDict) -> TrainingLoss:
             f"expected at least {min_negatives}"
         )
     return loss
+
+
+def _multi_vector_settings(config: ConfigDict) -> dict:
+    """Returns the settings of a new multi-vector head."""
+    fields, data = config.similarity, config.data
+    kind, expansion = fields.query_expansion or "hidden", None
+    if kind != "none":
+        expansion = {"strategy": "fixed", "length": data.max_query_length, "token": None}
+        expansion["attend"] = kind == "attended"
+    size = fields.vector_size or 128
+    return {
+        "projections": [{"size": size, "has_bias": False, "activation": "identity"}],
+        "normalize": fields.normalize,
+        "query_expansion": expansion,
+        "skip_words": [] if fields.skip_punctuation is False else list(string.punctuation),
+        "prompts": {"query": data.query_prompt, "document": data.passage_prompt},
+    }
+
+
+def _check_multi_vector(config: ConfigDict) -> None:
+    """Raises ValueError for a field that only multi-vector models have, or that they lack."""
+    fields = config.similarity
+    if fields.vectors != "multi_vector":
+        for name in ("vector_size", "query_expansion", "skip_punctuation"):
+            if fields[name] is not None:
+                expected = "leave it out, or set similarity.vectors=multi_vector"
+                raise ValueError(f"config.similarity.{name}={fields[name]}: {expected}")
+        return
+    if fields.query_expansion not in (None, *QUERY_EXPANSIONS):
+        expected = ", ".join(QUERY_EXPANSIONS)
+        raise ValueError(
+            f"config.similarity.query_expansion={fields.query_expansion}: expected {expected}"
+        )
+    if fields.pooling != "mean":
+        why = "a multi-vector model does not pool: leave it out"
+        raise ValueError(f"config.similarity.pooling={fields.pooling}: {why}")
+    if config.data.evaluation != "ranking":
+        why = "a multi-vector model ranks: expected ranking"
+        raise ValueError(f"config.data.evaluation={config.data.evaluation}: {why}")
 
 
 def _read_splits(
@@ -303,7 +354,7 @@ def _train_features(
             label[0] = line.grade
         elif labels == "teacher_scores":
             label = _teacher_scores(line, candidates)
-        features.append(ModelInput(*zip(*sequences, strict=True), label))
+        features.append(make_feature(sequences, label))
     notes["train negatives left out because they answer the query"] = num_left_out
     notes[f"train negatives not used, after the first {num_negatives} of a line"] = num_unused
     return features
@@ -324,7 +375,7 @@ def _pair_features(
             sequences = inputs.singles([pair.first], [pair.second])
         else:
             sequences = inputs.pairs(pair.first, [pair.second])
-        features.append(ModelInput(*zip(*sequences, strict=True), pair.label))
+        features.append(make_feature(sequences, pair.label))
     return features
 
 
@@ -335,10 +386,7 @@ def _class_features(config: ConfigDict, inputs: Inputs, notes: dict[str, int]) -
     indices = {name: index for index, name in enumerate(sorted({name for _, name in texts}))}
     if len(indices) < 2:
         raise ValueError(f"config.data.train={config.data.train}: expected at least two classes")
-    return [
-        ModelInput(*zip(*inputs.singles([], [text]), strict=True), indices[name])
-        for text, name in texts
-    ]
+    return [make_feature(inputs.singles([], [text]), indices[name]) for text, name in texts]
 
 
 def _teacher_scores(line: Query, candidates: Sequence[str]) -> np.ndarray:
@@ -366,7 +414,13 @@ PREDICT_OPTIONS = {
 
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]):
     """Returns the predictor of a bi-encoder, for passages or queries, or of a cross-encoder."""
-    if heads.find_head(trained.settings).predicts != "vector":
+    predicts = heads.find_head(trained.settings).predicts
+    if predicts == "token_vectors":
+        raise ValueError(
+            "a multi-vector model has a vector for each token, which bert_jax.predict does not "
+            "write: use bert_jax.load(DIR).encode_tokens, and rank for MaxSim"
+        )
+    if predicts != "vector":
         if given:
             raise ValueError(f"--{min(given)}: a cross-encoder ranks the passages of each query")
         return RerankPredictor(trained)

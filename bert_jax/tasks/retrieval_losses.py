@@ -11,9 +11,10 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.features import LabelLayout
 from bert_jax.losses import in_batch, lists, pairs, triplets
-from bert_jax.losses.similarity import own_dot_products
+from bert_jax.losses.similarity import own_dot_products, own_max_similarities
 from bert_jax.losses.wrappers import matryoshka
 from bert_jax.model.heads import Head
+from bert_jax.model.pooling import tokens_of_sequences
 from bert_jax.runtime.config_fields import Bounds
 
 
@@ -75,6 +76,15 @@ def _of_own_passages(loss):
 
     def of_vectors(vectors, labels, weights, **settings):
         return loss(own_dot_products(vectors), labels, weights, **settings)
+
+    return of_vectors
+
+
+def _of_own_tokens(loss):
+    """Returns `_of_own_passages` for a vector of each token."""
+
+    def of_vectors(vectors, labels, weights, max_query_tokens, **settings):
+        return loss(own_max_similarities(vectors, max_query_tokens), labels, weights, **settings)
 
     return of_vectors
 
@@ -153,6 +163,24 @@ LOSSES: Mapping[str, Mapping[str, TrainingLoss]] = {
 }
 """The losses of each role, the default first."""
 
+_DENSE = LOSSES["bi_encoder"]
+MULTI_VECTOR_LOSSES: Mapping[str, TrainingLoss] = {
+    "in_batch": dataclasses.replace(
+        IN_BATCH, function=in_batch.late_interaction_loss, settings=("temperature",)
+    ),
+    "margin_mse": dataclasses.replace(
+        _DENSE["margin_mse"], function=_of_own_tokens(lists.margin_mse_loss)
+    ),
+    "score_divergence": dataclasses.replace(
+        _DENSE["score_divergence"], function=_of_own_tokens(lists.score_divergence_loss)
+    ),
+}
+"""The losses of a bi-encoder with a vector for each token, which compare texts by MaxSim.
+
+They also take `max_query_tokens`, the maximum length of a query."""
+VECTORS = ("dense", "multi_vector")
+"""The kinds of vectors of a bi-encoder, `config.similarity.vectors`."""
+
 CHOICES = {"distance": triplets.DISTANCES, "weighting": lists.WEIGHTINGS}
 
 
@@ -161,14 +189,16 @@ def find_loss(config: ConfigDict) -> TrainingLoss:
 
     That is also the case for a field that this loss does not use.
     """
-    role, name = config.data.role, config.loss.name
-    losses = LOSSES[role]
+    role, name, vectors = config.data.role, config.loss.name, config.similarity.vectors
+    if vectors not in VECTORS:
+        raise ValueError(f"config.similarity.vectors={vectors}: expected {' or '.join(VECTORS)}")
+    if vectors != "dense" and role != "bi_encoder":
+        raise ValueError(f"config.similarity.vectors={vectors}: only a bi_encoder has vectors")
+    losses = MULTI_VECTOR_LOSSES if vectors == "multi_vector" else LOSSES[role]
     name = name or next(iter(losses))
     if name not in losses:
-        raise ValueError(
-            f"config.loss.name={name}: expected one of {', '.join(losses)}, as config.data.role is "
-            f"{role}"
-        )
+        why = f"config.data.role is {role}, and config.similarity.vectors {vectors}"
+        raise ValueError(f"config.loss.name={name}: expected one of {', '.join(losses)}, as {why}")
     loss = losses[name]
     for field, value in _settings(config).items():
         if value is not None and field not in loss.settings:
@@ -203,8 +233,9 @@ def _check_matryoshka(config: ConfigDict) -> None:
         if weights:
             raise ValueError(f"config.loss.matryoshka_weights={weights}: there are no sizes")
         return
-    if config.data.role != "bi_encoder" or not config.similarity.normalize:
-        expected = "a bi_encoder with similarity.normalize=True"
+    is_dense = config.data.role == "bi_encoder" and config.similarity.vectors == "dense"
+    if not is_dense or not config.similarity.normalize:
+        expected = "a bi_encoder with similarity.vectors=dense and similarity.normalize=True"
         raise ValueError(f"{given}: truncated vectors are normalized: expected {expected}")
     if not all(isinstance(each, int) and each > 0 for each in sizes) or len({*sizes}) < len(sizes):
         raise ValueError(f"{given}: expected different whole numbers above 0")
@@ -221,19 +252,37 @@ def head_with_loss(head: Head, loss: TrainingLoss, config: ConfigDict, longest: 
     if loss is LIST_SOFTMAX:
         return head  # Its own loss.
     given = {name: value for name, value in _settings(config).items() if value is not None}
+    is_per_token = head.predicts == "token_vectors"
+    if is_per_token:
+        given["max_query_tokens"] = config.data.max_query_length
     function = functools.partial(loss.function, **given)
     if sizes := config.loss.matryoshka_sizes:
         function = matryoshka(function, sizes, config.loss.matryoshka_weights or [1] * len(sizes))
 
     def batch_loss(outputs, rows, **part):
-        if head.predicts != "vector":
+        if head.predicts == "choice":
             outputs = outputs[..., 0]
         guide = {"guide_vectors": rows["teacher_outputs"]} if loss.takes_guide else {}
         return function(outputs, rows["labels"], rows["weights"], **guide, **part)
 
+    def token_losses(vectors, bounds, labels):
+        """Returns the loss of each example of one row, computed one by one to save memory."""
+        max_tokens = len(vectors) // bounds.shape[1]
+
+        @jax.checkpoint
+        def example_loss(example):
+            (start, _, end), label = jnp.moveaxis(example[0], -1, 0), example[1]
+            tokens = tokens_of_sequences(vectors, start, end - start, max_tokens)
+            return batch_loss(tokens[None], {"weights": jnp.ones(1), "labels": label[None]})
+
+        return jax.lax.map(example_loss, (bounds, labels))
+
     def example_losses(outputs, rows):
         """Returns the loss of each example of packed rows, `[rows, examples]`."""
         shape = rows["labels"].shape[:2]
+        if is_per_token:
+            bounds = rows["sequence_bounds"].reshape(*shape, -1, 3)
+            return jax.vmap(token_losses)(outputs, bounds, rows["labels"])
         examples = outputs.reshape(-1, 1, outputs.shape[1] // shape[1], outputs.shape[-1])
         labels = rows["labels"].reshape(-1, 1, *rows["labels"].shape[2:])
         one = {"weights": jnp.ones(1)}

@@ -18,6 +18,13 @@ recall equals accuracy). MiniLM, a sentence encoder, starts from 0.907 and 0.850
         --config.data.passages=runs/data/xquad/passages.jsonl --config.num_epochs=2 \
         --config.data.num_negatives=0
 
+`:bi_encoder,colbert` trains a model with a vector of size 128 for each token, compared by late
+interaction: ColBERT (Khattab and Zaharia, 2020, sections 3.2 to 3.4), with queries of 32 tokens
+that are filled with masks, no vectors of punctuation in passages, and the learning rate 1e-5 and
+batch size 32 of ColBERTv2 (Santhanam et al., 2022, section 3 and appendix B). It differs from both
+in its loss, a softmax over the passages of the batch, and in writing "[Q] " and "[D] " as text.
+ColBERTv2 distills: set loss.name=score_divergence, with a cross-encoder's scores in the file.
+
 Each line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the hardest negatives
 first, and optionally an `id`. Lines with equal queries are one query with several positives.
 Without `positive` in `dev` or `test` the passages are ranked but not scored. `predictions` has the
@@ -81,6 +88,11 @@ DATA = {
         kind=int,
     ),
     # Bi-encoder only.
+    "similarity.vectors": Field(
+        "dense",
+        "dense: one vector per text; multi_vector: one per token, compared by late interaction "
+        "(ColBERT).",
+    ),
     "similarity.pooling": Field("mean", 'Or "cls"; also the default of `encode`.'),
     "similarity.normalize": Field(
         True, "Cosine; False: dot product, which needs similarity.temperature=1."
@@ -88,16 +100,31 @@ DATA = {
     "similarity.temperature": Field(
         None,
         "Divides the similarities in the training loss. Default: 0.05; guided_in_batch 0.01, "
-        "score_divergence 1.",
+        "score_divergence 1; multi_vector 1.",
         POSITIVE,
         kind=float,
+    ),
+    "similarity.vector_size": Field(
+        None, "multi_vector: size of a token's vector; default 128.", AT_LEAST_1, kind=int
+    ),
+    "similarity.query_expansion": Field(
+        None,
+        "multi_vector: fills queries with masks up to data.max_query_length: hidden, the default: "
+        "no token attends to these; attended; or none: does not fill.",
+        kind=str,
+    ),
+    "similarity.skip_punctuation": Field(
+        None,
+        "multi_vector: punctuation in passages has no vectors; default True.",
+        kind=bool,
     ),
     "loss.name": Field(
         "",
         "Of a bi-encoder in_batch, guided_in_batch, triplet, margin_mse, score_divergence, cosent, "
         "angle, cosine_similarity, contrastive, online_contrastive or batch_hard_triplet; of a "
         "cross-encoder list_softmax, binary_cross_entropy, list_net, lambda, margin_mse or "
-        "score_divergence. Default: the first.",
+        "score_divergence; of multi_vector in_batch, margin_mse or score_divergence. Default: the "
+        "first.",
     ),
     # Settings of some losses; one that the chosen loss does not use is refused.
     "loss.symmetric": Field(
@@ -160,6 +187,13 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data.num_negatives = 3
 
     config.max_seq_length = 256  # Tokens of a passage, or of a query and a passage.
+    recipe, _, others = rest.partition(",")
+    if role == "bi_encoder" and recipe == "colbert":
+        rest = others
+        config.similarity.vectors = "multi_vector"
+        config.data.max_query_length = 32
+        config.data.query_prompt, config.data.passage_prompt = "[Q] ", "[D] "
+        config.learning_rate = 1e-5
     config = fields.apply_runlocal(config, rest)
     config.data.max_query_length = min(config.data.max_query_length, config.max_seq_length // 2)
     return config

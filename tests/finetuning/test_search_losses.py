@@ -13,16 +13,27 @@ from bert_jax.data.features import LabelLayout, RowShape, unpack_rows
 from bert_jax.finetuning.finetune_setup import check_against_weights, check_batch_is_compared
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import CLASSIFICATION, EMBEDDING, Head
-from bert_jax.tasks.retrieval_losses import LOSSES, find_loss, head_with_loss
+from bert_jax.model.pooling import tokens_of_sequences
+from bert_jax.tasks.retrieval_losses import (
+    LOSSES,
+    MULTI_VECTOR_LOSSES,
+    find_loss,
+    head_with_loss,
+)
 from tests.helpers.models import small_model_config
 from tests.suites import heads
 from tests.suites.heads import LENGTH, NUM_FEATURES, HeadCase, assert_same, update
 
 GUIDE_SIZE = 5
 NUM_TEXTS = {"pair": 2, "class": 1}  # Of each example; of the other kinds of labels 3.
-HEADS = {"bi_encoder": heads.heads.EMBEDDING, "cross_encoder": heads.heads.CROSS_ENCODER}
+HEADS = {
+    "bi_encoder": heads.heads.EMBEDDING,
+    "multi_vector": heads.heads.MULTI_VECTOR,
+    "cross_encoder": heads.heads.CROSS_ENCODER,
+}
 SETTINGS = {
     "bi_encoder": heads.CASES["embedding"].settings,
+    "multi_vector": heads.CASES["multi_vector"].settings,
     "cross_encoder": {"task": "multiple_choice", "labels": ["score"], "max_query_length": 8},
 }
 
@@ -63,7 +74,8 @@ def label_of(kind, number, num_passages, rng):
 
 @functools.cache
 def make_case(role, **fields) -> LossCase:
-    config = config_file.get_config(role)
+    recipe = "bi_encoder,colbert" if role == "multi_vector" else role
+    config = config_file.get_config(recipe)
     config.loss.update(fields)
     loss = find_loss(config)
     if "temperature" in loss.settings:
@@ -71,13 +83,16 @@ def make_case(role, **fields) -> LossCase:
     rng, num_texts = np.random.default_rng(1), NUM_TEXTS.get(loss.labels, 3)
     if role == "cross_encoder" and loss.labels == "pair":
         num_texts = 1
-    num_passages = num_texts - (role == "bi_encoder")
+    num_passages = num_texts - (role != "cross_encoder")
     features = [
         dataclasses.replace(feature, teacher_outputs=rng.normal(size=(num_texts, GUIDE_SIZE)))
         for feature in heads.make_features(
             lambda number, length, rng: label_of(loss.labels, number, num_passages, rng), num_texts
         )
     ]
+    if role == "multi_vector":
+        config.data.max_query_length = 15
+        features = [*map(heads.with_token_kinds, features)]
     longest = max(np.size(feature.label) for feature in features)
     head = head_with_loss(HEADS[role], loss, config, longest)
     return LossCase(SETTINGS[role], features, lambda *_: 0.0, loss_head=head)
@@ -92,6 +107,10 @@ def loss_of_whole_batch(case: LossCase):
 
     def mean(params):
         outputs = case.model.apply({"params": params}, batch)
+        if case.head.input_kind == "positions" and not case.head.loss:
+            start, _, end = jnp.moveaxis(rows["sequence_bounds"], -1, 0)
+            gather = functools.partial(tokens_of_sequences, max_tokens=15)
+            outputs = jax.vmap(gather)(outputs, start, end - start)
         if case.head.loss:
             return jnp.mean(case.head.loss(outputs, rows))
         # One example per row.
@@ -109,7 +128,7 @@ CASES = [
 ]
 CASES += [
     (role, {"name": name})
-    for role, losses in LOSSES.items()
+    for role, losses in (LOSSES | {"multi_vector": MULTI_VECTOR_LOSSES}).items()
     for name in losses
     if name != "list_softmax" and (role, {"name": name}) not in CASES  # The head's own.
 ]

@@ -24,7 +24,15 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.transformers_config import format_of
-from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batches, unpack_rows
+from bert_jax.data.features import (
+    HIDDEN,
+    NO_LABEL,
+    NO_VECTOR,
+    ModelInput,
+    RowShape,
+    finetune_batches,
+    unpack_rows,
+)
 from bert_jax.finetuning.step import make_finetune_step, make_predict_step, predict
 from bert_jax.model import heads
 from bert_jax.model.architecture import architecture_of
@@ -211,7 +219,8 @@ def packing_changes_no_prediction(case: HeadCase, directory):
         (alone,), _ = predictor(case)([feature])
         np.testing.assert_allclose(one, alone, atol=1e-5)
         if case.head.input_kind == "positions":
-            assert one.shape == (len(feature), len(case.settings["labels"]))
+            size = len(case.settings["labels"]) or case.model.vector_size
+            assert one.shape == (len(feature), size)
 
 
 APART = {"packed": False, "rows_per_microbatch": 8, "devices": 4}
@@ -366,6 +375,45 @@ def mean_in_batch_loss(outputs, labels) -> float:
     return in_batch_loss(outputs, labels, 0.05) / len(labels)
 
 
+def max_similarity(query: np.ndarray, passage: np.ndarray) -> float:
+    """Returns the sum, over the tokens of a query, of the largest product with a passage's."""
+    return (query @ passage.T).max(axis=1).sum() if len(passage) else 0.0
+
+
+def mean_late_interaction_loss(outputs, labels) -> float:
+    """Returns the mean over queries in float64, with MaxSim in place of dot products."""
+    texts = [
+        np.split(np.float64(tokens), np.cumsum(list(map(len, feature.sequences)))[:-1])
+        for tokens, feature in zip(outputs, MULTI_VECTOR_FEATURES, strict=True)
+    ]
+    texts = [[tokens[tokens.any(axis=1)] for tokens in example] for example in texts]
+    total = 0.0
+    for (query, positive, _), label in zip(texts, labels, strict=True):
+        right = {label[0], *label[2:]} - {NO_LABEL}
+        logits = [max_similarity(query, positive)]
+        for example, numbers in zip(texts, labels, strict=True):
+            for passage, number in zip(example[1:], numbers, strict=False):
+                if number not in right:
+                    logits.append(max_similarity(query, passage))
+        total += np.logaddexp.reduce(logits) - logits[0]
+    return total / len(labels)
+
+
+def with_token_kinds(feature: ModelInput) -> ModelInput:
+    """Returns the feature with three hidden tokens after its query, and passages with few vectors.
+
+    Some tokens of passages have none, and so have all of a passage.
+    """
+    query, *passages = feature.sequences
+    query = np.append(query, np.int32([4, 4, 4]))
+    kinds = [np.where(np.arange(len(query)) < len(query) - 3, 0, HIDDEN)]
+    kinds += [np.where(passage % 4 == 3, NO_VECTOR, 0) for passage in passages]
+    lengths = (len(query), *map(len, passages))
+    return dataclasses.replace(
+        feature, sequences=(query, *passages), second_starts=lengths, token_kinds=tuple(kinds)
+    )
+
+
 def passages_of(number, length, rng):
     """Each two queries have the same passage; some passages answer other queries, too."""
     own = number // 2
@@ -377,6 +425,7 @@ def tags_of(number, length, rng):
     return rng.integers(NO_LABEL, 4, length, dtype=np.int32)
 
 
+MULTI_VECTOR_FEATURES = [*map(with_token_kinds, make_features(passages_of, num_sequences=3))]
 TAGS = ["O", "B-X", "I-X", "B-Y"]
 CASES = {
     "classification": HeadCase(
@@ -434,6 +483,22 @@ CASES = {
         mean_in_batch_loss,
         label_shape=(4,),
     ),
+    "multi_vector": HeadCase(
+        {
+            "task": "multi_vector",
+            "labels": [],
+            "projections": [{"size": 12, "has_bias": False, "activation": "identity"}],
+            "normalize": True,
+            "max_seq_length": 16,
+            "max_query_length": 8,
+            "query_expansion": {"strategy": "fixed", "length": 8, "attend": False, "token": None},
+            "skip_words": [],
+            "prompts": {"query": "", "document": ""},
+        },
+        MULTI_VECTOR_FEATURES,
+        mean_late_interaction_loss,
+        label_shape=(4,),
+    ),
 }
 """A case of each of `heads.HEADS`."""
 
@@ -443,4 +508,7 @@ def on_architecture(case: HeadCase, name: str) -> HeadCase:
     config, form = ARCHITECTURES[name], case.head.transformers
     has_class = bool(form) and form.class_suffix in ("", *format_of(config).heads)
     is_exported = case.is_exported and has_class
-    return dataclasses.replace(case, config=config, is_exported=is_exported)
+    settings = dict(case.settings)
+    if "query_expansion" in settings:  # Few architectures can hide the masks after a query.
+        settings["query_expansion"] = None
+    return dataclasses.replace(case, config=config, settings=settings, is_exported=is_exported)

@@ -149,6 +149,8 @@ class Visible(NamedTuple):
 def _visible(mask: AttentionMask, dtype, has_dropout: bool) -> Visible:
     length = mask.sequence_ids.shape[1]
     if _kernels(length) is attention_kernel:
+        if mask.is_hidden is not None:
+            raise ValueError("the kernels for short rows do not support is_hidden of a mask")
         return Visible(mask.sequence_ids, None)
     segments = segments_here(length, dtype, has_dropout)
     return Visible(mask.sequence_ids, long_attention_kernel.prepare(mask, segments=segments))

@@ -302,10 +302,11 @@ def prepare(
     """Returns what the kernels read of a mask and of a rotation, for a loop over layers.
 
     Within the loop, the compiler would compute it in each layer. Raises ValueError if the mask has
-    global positions or ranks.
+    global or hidden positions, or ranks.
     """
-    if mask.is_global is not None or mask.ranks is not None:
-        raise ValueError("the kernel for long rows does not support global positions and ranks")
+    for name in ("is_global", "is_hidden", "ranks"):
+        if getattr(mask, name) is not None:
+            raise ValueError(f"the kernel for long rows does not support {name} of a mask")
     mask, rotation = _padded(mask, rotation)
     bounds, spans = _visible(mask, segments)
     table = None
