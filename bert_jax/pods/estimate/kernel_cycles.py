@@ -38,6 +38,7 @@ from bert_jax.pods.estimate import compilation
 from bert_jax.sharding.mesh import make_mesh
 
 LENGTHS = (128, 384, 512)
+PAIR_LENGTH = 256  # Of rows for two texts of 128 tokens, in contrastive pre-training.
 # Rows of DeBERTa that were compiled, by chip.
 DISTANCES = {"v4": (128, 384, 512), "v5e": (512,), "v5p": (512,), "v6e": (512,)}
 SHORTEST_BRANCH = 100  # Bundles.
@@ -93,6 +94,7 @@ def shapes(chip: str) -> list[Shape]:
     attention = itertools.product((False, True), DTYPES, [(n, HEAD_DIM) for n in LENGTHS])
     found = [Shape(*each) for each in attention]
     found += [Shape(has_dropout, "bfloat16", LARGE_HEADS) for has_dropout in (False, True)]
+    found.append(Shape(True, "bfloat16", (PAIR_LENGTH, HEAD_DIM)))
     if chip != "v3":
         found += [
             Shape(True, "bfloat16", (length, HEAD_DIM), has_distances=True)
