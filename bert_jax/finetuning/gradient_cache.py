@@ -55,15 +55,16 @@ def _batch_loss(head, vectors, microbatches, weight_sum):
     outputs = microbatches["sequence_bounds"] if is_per_position else vectors
     slots["outputs"] = outputs.reshape(*slots["weights"].shape, -1, outputs.shape[-1])
     slots = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), slots)
-    # A batch has at most as many examples as rows, far fewer than slots: each shard sends only its
-    # examples, to the places after those of the shards before it.
-    max_used = math.prod(microbatches["tokens"].shape[:2])
-    num_examples, num_slots = max_used * num_shards, len(slots["weights"])
+    # A batch has at most as many examples as rows, far fewer than slots; but all may be in the rows
+    # of one shard. Each sends its own to the places after those of the shards before it.
+    num_examples = math.prod(microbatches["tokens"].shape[:2]) * num_shards
+    num_slots = len(slots["weights"])
+    max_used = min(num_examples, num_slots)
     (used,) = jnp.nonzero(slots["weights"], size=max_used, fill_value=num_slots)
     examples = jax.tree.map(lambda x: x.at[used].get(mode="fill", fill_value=0), slots)
     if is_per_position:
         start, _, end = jnp.moveaxis(examples["outputs"], -1, 0)
-        length, slots_per_row = vectors.shape[-2], num_slots // max_used
+        length, slots_per_row = vectors.shape[-2], microbatches["weights"].shape[-1]
         first_tokens = (used // slots_per_row * length)[:, None] + start
         max_tokens = length // start.shape[1]
         vectors = vectors.reshape(-1, vectors.shape[-1])

@@ -142,16 +142,16 @@ def test_embedding_is_the_pooled_last_layer(pooling, normalize):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "rows_per_microbatch"),
-    [(1, 3), (8, 8)],
-    ids=["microbatches, the last padded", "devices"],
+    ("devices", "rows_per_microbatch", "packed"),
+    [(1, 3, False), (8, 8, False), (8, 8, True)],
+    ids=["microbatches, the last padded", "devices", "a device with most of the examples"],
 )
-def test_loss_of_several_positives_equals_the_definition(devices, rows_per_microbatch):
+def test_loss_of_several_positives_equals_the_definition(devices, rows_per_microbatch, packed):
     vectors, _ = predictor(EMBEDDING)(EMBEDDING.features)
     expected = EMBEDDING.reference(vectors, EMBEDDING.labels)
     without_others = [label[:2] for label in EMBEDDING.labels]
     assert EMBEDDING.reference(vectors, without_others) > expected + 1e-3
-    settings = {"packed": False, "devices": devices, "rows_per_microbatch": rows_per_microbatch}
+    settings = {"packed": packed, "devices": devices, "rows_per_microbatch": rows_per_microbatch}
     ((loss, _),), _ = update(EMBEDDING, **settings)
     assert loss == pytest.approx(expected, rel=1e-5)
 
