@@ -12,6 +12,7 @@ if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 if TYPE_CHECKING:
+    from bert_jax.fitting import fit
     from bert_jax.inference.pretrained_model import PretrainedModel, load
     from bert_jax.model.config import BertConfig
     from bert_jax.tasks.search import search
@@ -28,6 +29,7 @@ else:
         modules = {
             "BertConfig": "bert_jax.model.config",
             "PretrainedModel": "bert_jax.inference.pretrained_model",
+            "fit": "bert_jax.fitting",
             "load": "bert_jax.inference.pretrained_model",
             "search": "bert_jax.tasks.search",
         }
@@ -36,7 +38,7 @@ else:
         return getattr(importlib.import_module(modules[name]), name)
 
 
-__all__ = ["BertConfig", "PretrainedModel", "__version__", "load", "search"]
+__all__ = ["BertConfig", "PretrainedModel", "__version__", "fit", "load", "search"]
 
 
 def __dir__() -> list[str]:

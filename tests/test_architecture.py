@@ -24,7 +24,7 @@ LEVELS = (
     ("finetuning", "inference"),
     ("sweeps", "pods"),
     ("pretrain", "finetune"),
-    ("sweep", "predict"),
+    ("sweep", "predict", "fitting"),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 PACKAGE = ROOT / "bert_jax"

@@ -1,5 +1,6 @@
 """The loop of fine-tuning: it resumes bit for bit, keeps the best checkpoint, and names errors."""
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -150,6 +151,29 @@ def test_run_learns_and_writes_the_documented_files(finished):
     losses = [-np.log(line["probabilities"][line["label"]]) for line in lines]
     assert result["dev"]["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert not (workdir / "checkpoints").exists()  # What only resuming needs.
+
+
+@pytest.mark.slow
+def test_fit_of_examples_in_memory_is_the_run_of_their_file(given, finished, tmp_path):
+    train, dev = (
+        list(csv.DictReader((given / f"{name}.csv").read_text().splitlines()))
+        for name in ("train", "dev")
+    )
+
+    def fit(train):
+        weights, test = given / "weights", given / "test.csv"
+        return bert_jax.fit(weights, train, dev, test, workdir=tmp_path / "run", **FIELDS)
+
+    model, result = fit(train)
+    assert result["model"] == str(tmp_path / "run")
+    expected = json.loads((finished[0] / "result.json").read_text())
+    assert without_seconds(expected).items() <= without_seconds(result).items()
+    jax.tree.map(np.testing.assert_array_equal, model.params, saved_params(finished[0]))
+    assert fit(train)[1] == result
+    with pytest.raises(ValueError, match="has other examples than train"):
+        fit(train[1:])
+    with pytest.raises(ValueError, match=r"no field learning_rat .*learning_rate"):
+        bert_jax.fit(given / "weights", train, workdir=tmp_path / "other", learning_rat=1e-3)
 
 
 def test_checkpoint_that_load_reads_is_the_best_on_dev(finished):

@@ -14,6 +14,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.data.tfds import tfds_source
+from bert_jax.tasks.records import iterate_records
 
 # Not pyarrow.csv: it accepts a quoted field that is never closed, and reads `"a"b` as ab; it keeps
 # "\r\n" inside fields, takes blank lines for rows, and its errors count rows, not lines.
@@ -28,10 +29,7 @@ SUFFIXES = (".csv", ".tsv", ".tab", ".jsonl", ".parquet")
 """Of the files that `iterate_table` reads."""
 
 
-EXPECTED_FILE = (
-    "expected the path of a file: write examples in memory as JSONL, a DataFrame with "
-    "DATA.to_json('train.jsonl', orient='records', lines=True)"
-)
+EXPECTED_FILE = "expected the path of a file; bert_jax.fit takes examples in memory"
 
 
 class Record(NamedTuple):
@@ -95,7 +93,7 @@ def read_table(
 
 
 def iterate_table(
-    source: str | pathlib.Path | Iterable[Mapping],
+    source: object,
     columns: Sequence[str],
     header_lines: int = 1,
     data_dir: str = "",
@@ -103,7 +101,7 @@ def iterate_table(
     label_separator: str = "",
     without_labels: set[str] | None = None,
 ) -> Iterator[Record]:
-    """Yields the records of a table or of dicts one by one, but splits no texts into labels.
+    """Yields the records of a table, or of examples in memory, but splits no texts into labels.
 
     `without_labels` receives the locations where the label is null.
     """
@@ -332,18 +330,16 @@ def _values_as_written(line: str, location: str) -> dict[str, str]:
     return values
 
 
-def check_objects(examples: Iterable[Mapping]) -> list[tuple[dict, str]]:
-    """Returns a copy of each dict and its place, "example N" from 0.
+def check_objects(examples: object) -> list[tuple[dict, str]]:
+    """Returns the dict of each example in memory and its place, "example N" from 0.
 
-    Raises TypeError for anything but dicts, and ValueError for values that JSON cannot hold.
+    `examples` are as in `iterate_records`. Raises TypeError for anything else, and ValueError for
+    values that JSON cannot hold.
     """
     objects = []
-    for number, values in enumerate(examples):
+    for number, values in enumerate(iterate_records(examples)):
         location = f"example {number}"
-        if not isinstance(values, Mapping):
-            expected = "a path or a list of dicts; of a DataFrame, its to_dict('records')"
-            raise TypeError(f"{location} is a {type(values).__name__}: expected {expected}")
-        objects.append((_check_object(dict(values), location), location))
+        objects.append((_check_object(values, location), location))
     return objects
 
 

@@ -1,0 +1,58 @@
+"""Examples in memory as dicts: of lists, DataFrames (pandas, polars), Arrow, and `datasets`."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+
+def iterate_records(data: object) -> Iterator[dict]:
+    """Yields each example of `data` as a dict, with values of Python in place of NumPy's.
+
+    `data` is an iterable of dicts, a DataFrame of pandas or polars, a table of pyarrow, or a
+    `datasets.Dataset`, whose classes are given by name. Missing values (None, NaN, pandas' NA and
+    NaT, and the class -1 of a Dataset) are None. Raises TypeError for anything else.
+    """
+    if isinstance(data, Mapping | str | bytes):
+        expected = "a list of dicts, a DataFrame or a Dataset: of several splits, one of them"
+        raise TypeError(f"the examples are a {type(data).__name__}: expected {expected}")
+    # By name of the class: none of these libraries is a dependency.
+    library, classes = type(data).__module__.partition(".")[0], {}
+    if library == "datasets":
+        classes = {
+            name: feature.names for name, feature in data.features.items() if _is_class(feature)
+        }
+    for number, values in enumerate(_rows(data, library)):
+        if not isinstance(values, Mapping):
+            expected = "a dict of its columns"
+            raise TypeError(f"example {number} is a {type(values).__name__}: expected {expected}")
+        record = {name: _plain(value) for name, value in values.items()}
+        for name, names in classes.items():
+            label = record[name]
+            record[name] = names[label] if label is not None and label >= 0 else None
+        yield record
+
+
+def _rows(data: object, library: str) -> Iterable:
+    if library == "pandas":
+        return data.to_dict("records")
+    if library == "polars":
+        return data.iter_rows(named=True)
+    if library == "pyarrow":
+        return data.to_pylist()
+    return data
+
+
+def _is_class(feature: object) -> bool:
+    """Returns whether a feature of a Dataset is a `ClassLabel`."""
+    return type(feature).__name__ == "ClassLabel"
+
+
+def _plain(value: object) -> object:
+    """Returns a NumPy value as Python's; None for a missing one."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float) and value != value:
+        return None
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return value
