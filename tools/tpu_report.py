@@ -6,9 +6,11 @@ Compiles the real training step for a TPU topology with the TPU compiler (`libtp
 python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4 --json=report.json
 python tools/tpu_report.py --config=configs/pretrain/bert_large.py --topology=v4:4x4x4 --sweep
 python tools/tpu_report.py --config=configs/sweeps/paper.py:glue:mrpc --topology=v4:2x2x4
+python tools/tpu_report.py --config=configs/finetune/contrastive.py --topology=v5e:2x4
 python tools/tpu_report.py --all --markdown=docs/log/2026-11-tpu-configurations.md
 
-For a fine-tuning run or a sweep it compares stacks of trials on one chip and on all.
+For a fine-tuning run or a sweep it compares stacks of trials on one chip and on all; for a
+bi-encoder it compiles one run on all chips.
 """
 
 import json
@@ -20,8 +22,16 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from bert_jax.model.config import SIZES
 from bert_jax.model.execution import CHOICES
-from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text, stack_report
+from bert_jax.pods.estimate import (
+    compilation,
+    contrastive_report,
+    pod_report,
+    pod_table,
+    report_text,
+    stack_report,
+)
 from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
 from bert_jax.sweeps.settings import known_fields
 from bert_jax.training.phases import Phase, check_numbers, open_phases, phase_configs
@@ -61,6 +71,15 @@ DUMP_HLO = flags.DEFINE_string("dump_hlo", None, "File for the scheduled HLO of 
 COSTLIEST = flags.DEFINE_integer(
     "costliest", 0, "Number of costliest instructions and largest collectives to list.", 0
 )
+MODEL_SIZE = flags.DEFINE_enum(
+    "model_size", "base", list(SIZES), "Size of the BERT that a fine-tuning run starts from."
+)
+TRAIN_EXAMPLES = flags.DEFINE_integer(
+    "train_examples",
+    None,
+    "Pairs that a bi-encoder is trained on: config.num_epochs is then converted to hours.",
+    1,
+)
 ADVISE = flags.DEFINE_bool("advise", True, "If a step does not fit, find a variant that does.")
 SWEEP = flags.DEFINE_bool(
     "sweep", False, "Compare meshes and remat policies, and find their maximum batch sizes."
@@ -82,19 +101,23 @@ REPORT_FLAGS = (
     "document_tokens",
 )
 SWEEP_FLAGS = ("sweep_meshes", "sweep_remat")
+PRETRAINING_FLAGS = (
+    *SWEEP_FLAGS,
+    "sweep",
+    "markdown",
+    "phases",
+    "max_seq_length",
+    "long_max_seq_length",
+    "document_tokens",
+    "advise",
+)
+FINETUNING_FLAGS = ("model_size", "train_examples")
 UNUSED_FLAGS = {
-    "a single report": (*SWEEP_FLAGS, "markdown"),
-    "--sweep": (*REPORT_FLAGS, "markdown"),
-    "a configuration of trials": (
-        *REPORT_FLAGS[1:],
-        *SWEEP_FLAGS,
-        "sweep",
-        "markdown",
-        "phases",
-        "max_seq_length",
-        "long_max_seq_length",
-    ),
-    "--all": (*REPORT_FLAGS, *SWEEP_FLAGS, "sweep", "config", "topology"),
+    "a single report": (*SWEEP_FLAGS, "markdown", *FINETUNING_FLAGS),
+    "--sweep": (*REPORT_FLAGS, "markdown", *FINETUNING_FLAGS),
+    "a configuration of trials": (*REPORT_FLAGS[1:], *PRETRAINING_FLAGS, "train_examples"),
+    "a bi-encoder": PRETRAINING_FLAGS,
+    "--all": (*REPORT_FLAGS, *SWEEP_FLAGS, "sweep", "config", "topology", *FINETUNING_FLAGS),
 }
 
 
@@ -102,7 +125,7 @@ def check_flags() -> None:
     """Raises ValueError for a flag without effect, or a file that cannot be written."""
     mode = "--all" if ALL.value else "--sweep" if SWEEP.value else "a single report"
     if not ALL.value and has_trials(CONFIG.value):
-        mode = "a configuration of trials"
+        mode = "a bi-encoder" if is_bi_encoder(CONFIG.value) else "a configuration of trials"
     unused = dict.fromkeys(UNUSED_FLAGS[mode], mode)
     if has_corpus(CONFIG.value):
         unused |= dict.fromkeys(("max_seq_length", "long_max_seq_length"), "a corpus")
@@ -123,6 +146,10 @@ def check_flags() -> None:
 def has_trials(config: ConfigDict | None) -> bool:
     """Returns whether `config` is of a fine-tuning run, or of a sweep."""
     return config is not None and config.get("program") != "pretrain"
+
+
+def is_bi_encoder(config: ConfigDict) -> bool:
+    return config.get("task") == "retrieval" and config.data.role == "bi_encoder"
 
 
 def has_corpus(config: ConfigDict | None) -> bool:
@@ -155,8 +182,8 @@ def run() -> bool:
     topology = TOPOLOGY.value or pod_table.default_topology(config_file)
     if not topology:
         raise ValueError(f"--config={config_file} needs a topology, as in --topology=v4:4x4x4")
-    if has_trials(config):
-        report = stack_report.report(config.get("base", config), topology)
+    if has_trials(config) and not is_bi_encoder(config):
+        report = stack_report.report(config.get("base", config), topology, MODEL_SIZE.value)
         print(f"{stack_report.format_report(report)}\n\n{report_text.CAVEAT}")
         return save(report)
     if SWEEP.value:
@@ -164,21 +191,20 @@ def run() -> bool:
             config, topology, *plan_phases(config), MESHES.value, REMAT.value
         )
 
-    phases, tokenizer = plan_phases(config)
-    report = pod_report.report(
-        config,
-        topology,
-        phases,
-        tokenizer,
-        num_costliest=COSTLIEST.value,
-        hlo_path=DUMP_HLO.value,
-        document_tokens=DOCUMENT_TOKENS.value,
-    )
+    options = {"num_costliest": COSTLIEST.value, "hlo_path": DUMP_HLO.value}
+    if has_trials(config):
+        report = contrastive_report.report(
+            config, topology, MODEL_SIZE.value, TRAIN_EXAMPLES.value, **options
+        )
+    else:
+        phases, tokenizer = plan_phases(config)
+        options["document_tokens"] = DOCUMENT_TOKENS.value
+        report = pod_report.report(config, topology, phases, tokenizer, **options)
     if PRICE.value is not None and report["fits"]:
         for each in filter(None, (report, report["at_max_clock"])):
             each["price"] = PRICE.value * report["num_chips"] * report_text.exposed_hours(each)
     print(report_text.format_report(report), flush=True)
-    if not report["fits"] and ADVISE.value:
+    if not report["fits"] and ADVISE.value and not has_trials(config):
         print("\nCompiling variants that need less memory ...", flush=True)
         report["advice"] = pod_report.find_fitting_changes(
             config, topology, phases, tokenizer, report

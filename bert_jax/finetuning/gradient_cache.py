@@ -34,7 +34,8 @@ def add_vector_gradients(
         return vectors.at[index].set(embed(microbatch_at(microbatches, index)))
 
     def batch_loss(vectors):
-        return _batch_loss(head, vectors, microbatches, weight_sum)
+        with jax.named_scope("batch_loss"):  # A part of the model in tools/tpu_report.py.
+            return _batch_loss(head, vectors, microbatches, weight_sum)
 
     shape = jax.eval_shape(embed, microbatch_at(microbatches, 0)).shape
     vectors = jnp.zeros((len(microbatches["tokens"]), *shape))

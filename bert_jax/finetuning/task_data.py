@@ -11,7 +11,7 @@ from bert_jax.data.features import RowShape, check_segments, max_features
 from bert_jax.finetuning.class_weights import find_class_weights
 from bert_jax.finetuning.pretrained_head import initial_params
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.heads import TARGET_SCALE, find_head, with_lstm, with_target_std
+from bert_jax.model.heads import TARGET_SCALE, Head, find_head, with_lstm, with_target_std
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
@@ -93,13 +93,7 @@ def read_task_data(
     for split in task.splits:
         check_segments(model_config, split.features)
     sequences_per_feature = len(task.train[0].sequences)
-    shape = RowShape(  # Large enough for any feature.
-        length=config.max_seq_length * sequences_per_feature,
-        max_sequences=max_features(config.max_seq_length) * sequences_per_feature,
-        label_layout=task.head.label_layout,
-        pad_id=tokenizer.pad_id,
-        sequences_per_feature=sequences_per_feature,
-    )
+    shape = row_shape(config.max_seq_length, sequences_per_feature, task.head, tokenizer.pad_id)
 
     data_dir = config.data.get("data_dir", "")
     contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
@@ -111,6 +105,17 @@ def read_task_data(
         shape=shape,
         train_shape=shape,
         contents=contents,
+    )
+
+
+def row_shape(max_seq_length: int, sequences_per_feature: int, head: Head, pad_id: int) -> RowShape:
+    """Returns the shape of rows that are large enough for any feature."""
+    return RowShape(
+        length=max_seq_length * sequences_per_feature,
+        max_sequences=max_features(max_seq_length) * sequences_per_feature,
+        label_layout=head.label_layout,
+        pad_id=pad_id,
+        sequences_per_feature=sequences_per_feature,
     )
 
 

@@ -12,18 +12,22 @@ with weight decay 0.01, 1,000 steps of warm-up, linear decay.
     | learning rate | 3e-4 | 2e-4 | 1e-4 |
     | V100 GPUs, days in the paper | 16, 1 | 32, 1 | 64, 2 |
 
-Expected time: TIME
-Expected result: none without a second stage, retrieval.py:bi_encoder,e5. Not run at full size.
+Expected time: 38 hours on eight v5e chips for base, if all texts have 128 tokens, as
+tools/tpu_report.py estimates it; shorter ones share rows. Not run at full size.
+Expected result: weights for the second stage, retrieval.py:bi_encoder,e5.
 
-    python tools/tpu_report.py --config=configs/finetune/contrastive.py --topology=v5e:2x4
+    python tools/tpu_report.py --config=configs/finetune/contrastive.py --topology=v5e:2x4 \
+        --train_examples=270_000_000
     python -m bert_jax.finetune --config=configs/finetune/contrastive.py --workdir=/gcs/runs/pairs \
         --config.init_from=/gcs/bert-base-uncased --config.data.train=/gcs/pairs.jsonl \
         --config.data.dev=/gcs/dev.jsonl
 
-A pair is a line `{"query": "...", "positive": "..."}`. All hosts read all pairs into memory:
-docs/finetuning.md#contrastive-pre-training says how many fit. `contrastive.py:base,runlocal` runs a
-few steps of eight pairs instead.
+A pair is a line `{"query": "...", "positive": "..."}`. Every host has all pairs in memory: see
+docs/finetuning.md#contrastive-pre-training. `contrastive.py:base,runlocal` runs a few steps of
+eight pairs instead.
 """
+
+import math
 
 from ml_collections import ConfigDict
 
@@ -47,7 +51,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.similarity.temperature = 0.01
     config.max_seq_length = config.data.max_query_length = 128
     config.batch_size = 32_768
-    config.num_epochs = 20_000 * config.batch_size / NUM_PAIRS
+    config.num_epochs = 20_000 / math.ceil(NUM_PAIRS / config.batch_size)
     config.learning_rate = LEARNING_RATES[size]
     config.warmup_fraction = 1_000 / 20_000
     config.decay_from = "warmup_end"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bert_jax.model.bert import BertConfig, flops_per_row
 from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.estimate import compilation, hlo_cost, hlo_text
 from bert_jax.training import metrics
@@ -213,6 +214,25 @@ def test_stacked_trials_do_not_communicate_and_one_per_chip_takes_the_cycles_of_
 
 
 @needs_compiler
+def test_bi_encoder_computes_each_text_twice_forward_and_its_part_of_the_loss(tmp_path):
+    path = tmp_path / "pairs.json"
+    sizes = "--config.batch_size=256", "--config.per_device_batch_size=16", "--model_size=tiny"
+    pairs = f"--config={ROOT}/configs/finetune/contrastive.py", "--topology=v5e:2x2"
+    result = run_tool(*pairs, *sizes, "--train_examples=1000000", f"--json={path}")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(path.read_text())
+    assert report["loops_counted_once"] == [] and report["fits"]
+    # Two texts share a row, whose tokens the products of attention all compare.
+    config = BertConfig.named("tiny")
+    (forward, of_row) = (flops_per_row(config, length, length, 0, 0) for length in (128, 256))
+    assert report["model_flops_per_row"] == 3 * 2 * forward
+    assert report["compiled_flops_per_row"] == pytest.approx(4 * of_row, rel=0.05)
+    assert report["cycles_by_part"]["batch loss"]["backward"] > 0
+    assert "masking" not in report["cycles_by_part"]
+    assert report["num_steps"] == round(20_000 / 8240 * 3907)
+
+
+@needs_compiler
 def test_several_slices_are_one_mesh_with_data_between_them():
     phase = ["--phases=first", "--config.batch_size=64", "--config.mesh.fsdp=4"]
     result = run_tool(TINY, "--topology=v4:2x2x1:2", *phase)
@@ -243,6 +263,7 @@ def test_invalid_flags_end_in_one_line_not_a_traceback():
                 "pod_base.py:v7: unknown argument 'v7' after the colon: expected one of v3, v4"
             ),
             f"--config={ROOT}/configs/finetune/squad.py": "--phases has no effect with a config",
+            f"--config={ROOT}/configs/finetune/retrieval.py": "--phases has no effect with a bi-e",
             "": "bert_tiny.py needs a topology, as in --topology=v4:4x4x4",
             "--topology=v4:2x2x1 --json=/nowhere/a.json": "--json=/nowhere/a.json cannot be",
             "--topology=v4:2x2x1 --dump_hlo=/": "--dump_hlo=/ cannot be written",

@@ -12,6 +12,7 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +55,8 @@ MODEL_PARTS = (
     ("optimizer", r"."),
     ("other", r""),  # Without op_name: casts of the parameters, copies.
 )
+# Of fine-tuning, which masks nothing, but maps over trials.
+FINETUNING_PARTS = (("batch loss", r"batch_loss\b"), *MODEL_PARTS[1:])
 COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -97,12 +100,16 @@ def step_cost(
     chip: str = "v4",
     clock_hz: float | None = None,
     document_tokens: int | None = None,
+    unknown_trips: int | None = None,
+    parts: Sequence[tuple[str, str]] = MODEL_PARTS,
 ) -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`) on a chip, by default at its clock.
 
     Only exposed communication depends on the clock: faster arithmetic hides less of it. Long rows
     hold documents of `document_tokens` on average; None: each row is one, which costs the most.
-    Raises ValueError for other text, and MissingKernelCycles.
+    `unknown_trips` is the trip count of loops in which the program does not have it; None: they
+    count once. `parts` are as in MODEL_PARTS. Raises ValueError for other text, and
+    MissingKernelCycles.
     """
     computations, entry = parse_hlo(text)
     cycles, without_estimate = collections.Counter(), collections.Counter()
@@ -110,10 +117,14 @@ def step_cost(
     cycles_by_name, links_by_name = {}, collections.Counter()  # Of one run.
     communicating = set()  # Fusions with collectives.
     kernels = json.loads(KERNEL_TABLE.read_text(encoding="utf-8")).get(chip, {})
-    for runs, instruction, fusion in executed_instructions(computations, entry):
+    trips = unknown_trips or 1
+    for runs, instruction, fusion in executed_instructions(
+        computations, entry, unknown_trips=trips
+    ):
         kernel = kernel_cost(instruction, chip, kernels, document_tokens)
         total_flops += runs * (kernel[1] if kernel else flops(instruction))
-        if instruction.opcode == "while" and trip_count(instruction, computations) is None:
+        is_loop = instruction.opcode == "while" and unknown_trips is None
+        if is_loop and trip_count(instruction, computations) is None:
             unknown_loops.append(instruction.name)
         if figures := collective_traffic(instruction, fusion, chip):
             kind, arrays, num_bytes, link_bytes = figures
@@ -136,7 +147,7 @@ def step_cost(
         if estimate == NO_ESTIMATE:
             estimate = ""
         if estimate := kernel[0] if kernel else estimate:
-            part, direction = part_of(instruction.op_name)
+            part, direction = part_of(instruction.op_name, parts)
             cycles[f"{part} kernel" if kernel else part, direction] += runs * int(estimate)
             cycles_by_name[instruction.name] = int(estimate)
             costliest.append((runs * int(estimate), runs, instruction))
@@ -150,7 +161,7 @@ def step_cost(
     costliest.sort(key=lambda row: -row[0])
     rate = CHIPS[chip].link_bytes_per_second / (clock_hz or CHIPS[chip].clock_hz)
     overlaps = {name: count * rate for name, count in cycles_by_name.items()}
-    _, exposed = exposed_link_bytes(computations, entry, overlaps, links_by_name)
+    _, exposed = exposed_link_bytes(computations, entry, overlaps, links_by_name, trips)
     return Cost(
         cycles=cycles,
         flops=total_flops,
@@ -164,7 +175,11 @@ def step_cost(
 
 
 def exposed_link_bytes(
-    computations: Computations, name: str, overlaps: dict[str, float], links: dict[str, float]
+    computations: Computations,
+    name: str,
+    overlaps: dict[str, float],
+    links: dict[str, float],
+    unknown_trips: int = 1,
 ) -> tuple[float, float]:
     """Returns the bytes that the links can send during a computation, and those it waits for.
 
@@ -178,9 +193,9 @@ def exposed_link_bytes(
         overlap = overlaps.get(instruction.name, 0.0)
         if instruction.opcode in ("while", "call", "conditional"):
             trips = trip_count(instruction, computations) if instruction.opcode == "while" else 1
-            runs = trips or 1
+            runs = trips or unknown_trips
             for called in instruction.called:
-                inner = exposed_link_bytes(computations, called, overlaps, links)
+                inner = exposed_link_bytes(computations, called, overlaps, links, unknown_trips)
                 overlap, exposed = overlap + runs * inner[0], exposed + runs * inner[1]
         total += overlap
         for started in in_flight:
@@ -203,10 +218,10 @@ def exposed_link_bytes(
     return total, exposed + sum(in_flight.values())
 
 
-def part_of(op_name: str) -> tuple[str, str]:
+def part_of(op_name: str, parts: Sequence[tuple[str, str]] = MODEL_PARTS) -> tuple[str, str]:
     """Returns (part of the model, "forward" | "backward" | "update") of an `op_name`."""
     path = "".join(op_name.partition("/")[1:])
-    part = next(part for part, pattern in MODEL_PARTS if re.search(pattern, path))
+    part = next(part for part, pattern in parts if re.search(pattern, path))
     if "transpose(" in path:
         return part, "backward"
     return part, "update" if part in ("optimizer", "other") else "forward"

@@ -70,18 +70,23 @@ def parse_hlo(text: str) -> tuple[Computations, str]:
 
 
 def executed_instructions(
-    computations: Computations, name: str, runs: int = 1, fusion: Instruction | None = None
+    computations: Computations,
+    name: str,
+    runs: int = 1,
+    fusion: Instruction | None = None,
+    unknown_trips: int = 1,
 ) -> Iterator[tuple[int, Instruction, Instruction | None]]:
     """Yields (runs per step, instruction, its fusion or None) of a computation and those it calls.
 
     A caller follows everything it calls, including all branches of a conditional. A loop with an
-    unknown trip count runs once.
+    unknown trip count runs `unknown_trips` times.
     """
     for instruction in computations[name]:
         trips = trip_count(instruction, computations) if instruction.opcode == "while" else 1
         inside = fusion or (instruction if instruction.opcode in FUSIONS else None)
         for called in instruction.called:
-            yield from executed_instructions(computations, called, runs * (trips or 1), inside)
+            total = runs * (trips or unknown_trips)
+            yield from executed_instructions(computations, called, total, inside, unknown_trips)
         yield runs, instruction, fusion
 
 

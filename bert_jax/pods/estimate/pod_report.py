@@ -10,14 +10,16 @@ peak, and `at_max_clock` has them at the fastest one.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -48,17 +50,24 @@ def report(
     the first phase to `hlo_path`. `document_tokens` is that of `step_cost`; where it has an
     effect, "mfu" is None. Raises ValueError if the topology, mesh or batch is invalid.
     """
-    chip, devices = compilation.describe_topology(topology)
+    _, devices = compilation.describe_topology(topology)
     teacher = compilation.assumed_teacher(config, phases[0].objective_class)
     setup = setup_pretraining(config, phases, tokenizer, devices, teacher_settings=teacher)
     figures = []
     for phase_setup in setup.phases:
-        started = time.monotonic()
         path = hlo_path if phase_setup is setup.phases[0] else None
-        phase_figures = _phase_figures(
-            setup, phase_setup, topology, num_costliest, path, document_tokens
+        figures.append(
+            _phase_figures(setup, phase_setup, topology, num_costliest, path, document_tokens)
         )
-        figures.append(phase_figures | {"compile_seconds": time.monotonic() - started})
+    parameters = num_params(setup.model.config, setup.abstract_state.params)
+    return summary(figures, topology, devices, parameters, setup.model.plan.remat)
+
+
+def summary(
+    figures: list[dict], topology: str, devices: Sequence[jax.Device], parameters: int, remat: str
+) -> dict:
+    """Returns the report of some phases, whose `figures` are those of `step_figures`."""
+    chip = CHIPS[parse_topology(topology)[0]]
     # Without a figure, a step that does not fit counts as the largest.
     largest = max(
         figures, key=lambda phase: (not phase["fits"], phase["hbm_bytes_per_device"] or math.inf)
@@ -71,9 +80,9 @@ def report(
         "num_devices": len(devices),
         "num_chips": len(devices) // chip.devices_per_chip,
         "num_slices": parse_topology(topology)[-1],
-        "num_params": num_params(setup),
+        "num_params": parameters,
         "clock_hz": chip.clock_hz,
-        "remat": setup.model.plan.remat,
+        "remat": remat,
         "phases": figures,
         "fits": all(phase["fits"] for phase in figures),
     }
@@ -98,33 +107,72 @@ def _phase_figures(
     hlo_path,
     document_tokens,
 ) -> dict:
-    phase, row_flops = phase_setup.phase, phase_setup.flops_per_row
-    chip_name, *_ = parse_topology(topology)
-    chip = CHIPS[chip_name]
+    phase = phase_setup.phase
     mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
     figures = {
         "max_seq_length": length,
         "batch_size": phase.batch_size,
         "num_steps": phase.num_steps,
-        "hbm_capacity_bytes": chip.hbm_bytes,
         "mesh": mesh,
         "per_device_batch_size": rows_per_device // phase_setup.num_microbatches,
-        "model_flops_per_row": row_flops,
+        "model_flops_per_row": phase_setup.flops_per_row,
     }
+    return step_figures(
+        figures,
+        functools.partial(compilation.compile_step, setup, phase_setup),
+        topology,
+        setup.mesh.devices,
+        checkpoint_every=min(setup.config.checkpoint_every, phase.num_steps),
+        num_costliest=num_costliest,
+        hlo_path=hlo_path,
+        document_tokens=document_tokens,
+    )
+
+
+def step_figures(
+    figures: dict,
+    compile_step: Callable[[], tuple[dict[str, int], str]],
+    topology: str,
+    devices: np.ndarray,
+    *,
+    checkpoint_every: int,
+    num_costliest: int = 0,
+    hlo_path: str | None = None,
+    document_tokens: int | None = None,
+    **cost_options,
+) -> dict:
+    """Compiles a step, and returns its `figures` with those that docs/tpu.md lists.
+
+    Args:
+      figures: what is known of it: "max_seq_length", "batch_size", "num_steps", "mesh",
+        "per_device_batch_size" and "model_flops_per_row".
+      compile_step: returns what `compile_program` does.
+      topology, devices: those of its mesh.
+      checkpoint_every: steps between checkpoints.
+      num_costliest, hlo_path: as in `report`.
+      document_tokens, cost_options: as in `step_cost`.
+    """
+    chip_name, *_ = parse_topology(topology)
+    chip = CHIPS[chip_name]
+    figures = figures | {"hbm_capacity_bytes": chip.hbm_bytes}
+    length, batch_size = figures["max_seq_length"], figures["batch_size"]
+    row_flops, started = figures["model_flops_per_row"], time.monotonic()
     try:
-        hbm, hlo = compilation.compile_step(setup, phase_setup)
+        hbm, hlo = compile_step()
     except compilation.DoesNotFit as error:
         return figures | {
+            "compile_seconds": time.monotonic() - started,
             "fits": False,
             "hbm_parts": None,
             "hbm_bytes_per_device": error.num_bytes,
             "hbm_bytes_over": error.num_bytes and error.num_bytes - error.limit,
             "hbm_argument_bytes": error.argument_bytes,
         }
+    compile_seconds = time.monotonic() - started
     if hlo_path:
         pathlib.Path(hlo_path).write_text(hlo, encoding="utf-8")
-    cost = step_cost(hlo, chip_name, document_tokens=document_tokens)
+    cost = step_cost(hlo, chip_name, document_tokens=document_tokens, **cost_options)
     if document_tokens is not None and cost.cycles == step_cost(hlo, chip_name).cycles:
         logging.warning(
             "--document_tokens has no effect in rows of %d tokens: only the attention kernel for "
@@ -132,18 +180,17 @@ def _phase_figures(
             length,
         )
         document_tokens = None
-    devices = setup.mesh.devices
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()
     step_cycles = cost.cycles.total()
     peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
-    interval = min(setup.config.checkpoint_every, phase.num_steps)
     # Documents need fewer FLOPs than `row_flops`, which are of whole rows.
     row_seconds_at_peak = row_flops / peak if document_tokens is None else None
-    measures = phase, chip, num_chips, row_seconds_at_peak, interval
+    sizes = batch_size, figures["num_steps"], checkpoint_every
+    measures = sizes, chip, num_chips, row_seconds_at_peak
     fastest = None
     if chip.max_clock_hz:
-        cost_at_max = step_cost(hlo, chip_name, chip.max_clock_hz, document_tokens)
+        cost_at_max = step_cost(hlo, chip_name, chip.max_clock_hz, document_tokens, **cost_options)
         fastest = _times(cost_at_max, chip.max_clock_hz, *measures)
     used = sum(hbm.values())
     cycles_by_part = {}
@@ -152,20 +199,21 @@ def _phase_figures(
     return (
         figures
         | {
+            "compile_seconds": compile_seconds,
             "fits": used <= chip.usable_hbm_bytes,
             "hbm_parts": hbm,
             "hbm_bytes_per_device": used,
             "hbm_bytes_over": max(used - round(chip.usable_hbm_bytes), 0),
-            "compiled_flops_per_row": cost.flops * devices.size / phase.batch_size,
+            "compiled_flops_per_row": cost.flops * devices.size / batch_size,
             "cycles_per_step": step_cycles,
-            "cycles_per_row": step_cycles * num_chips / phase.batch_size,
+            "cycles_per_row": step_cycles * num_chips / batch_size,
             "cycles_by_part": cycles_by_part,
             "collectives": cost.collectives,
             "largest_collectives": dict(
                 itertools.islice(cost.largest_collectives.items(), num_costliest)
             ),
             "collective_bytes_per_step": sum(totals["bytes"] for totals in collectives),
-            "checkpoint_every": interval,
+            "checkpoint_every": checkpoint_every,
             "at_max_clock": fastest,
             "document_tokens": document_tokens,
             "without_estimate": cost.without_estimate,
@@ -183,20 +231,23 @@ def _phase_figures(
 def _times(
     cost: Cost,
     clock_hz: float,
-    phase: Phase,
+    sizes: tuple[int, int, int],
     chip: Chip,
     num_chips: int,
     row_seconds_at_peak: float | None,
-    checkpoint_every: int,
 ) -> dict[str, float | None]:
-    """Returns the figures of a phase that depend on the clock."""
+    """Returns the figures of a phase that depend on the clock.
+
+    `sizes` are its batch size, number of steps, and steps between checkpoints.
+    """
+    batch_size, num_steps, checkpoint_every = sizes
     link_bytes = sum(totals["link_bytes"] for totals in cost.collectives.values())
     seconds = cost.cycles.total() / clock_hz
     collective_seconds, exposed_seconds = (
         num_bytes / chip.link_bytes_per_second
         for num_bytes in (link_bytes, cost.exposed_link_bytes)
     )
-    rate = phase.batch_size / seconds / num_chips
+    rate = batch_size / seconds / num_chips
     hours = (seconds + exposed_seconds) / 3600
     return {
         "clock_hz": clock_hz,
@@ -206,8 +257,8 @@ def _times(
         "rows_per_second_per_chip": rate,
         "mfu": None if row_seconds_at_peak is None else rate * row_seconds_at_peak,
         "chip_hours_per_checkpoint": num_chips * checkpoint_every * hours,
-        "hours": phase.num_steps * seconds / 3600,
-        "hours_with_exposed_collectives": phase.num_steps * hours,
+        "hours": num_steps * seconds / 3600,
+        "hours_with_exposed_collectives": num_steps * hours,
     }
 
 
@@ -311,14 +362,13 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
     return rows
 
 
-def num_params(setup: PretrainSetup) -> int:
-    """Counts the parameters, without vocabulary padding."""
-    config = setup.model.config
+def num_params(config, params: Mapping) -> int:
+    """Counts the parameters of a model with this config, without vocabulary padding."""
     padding_rows = pad_to_tiles(config.vocab_size) - config.vocab_size
 
     def count(path, leaf) -> int:
         is_padded = re.search(r"(token_embedding/embedding|(mlm|sbo)/bias)$", path_name(path))
         return leaf.size - bool(is_padded) * padding_rows * math.prod(leaf.shape[1:])
 
-    counts = jax.tree_util.tree_map_with_path(count, setup.abstract_state.params)
+    counts = jax.tree_util.tree_map_with_path(count, params)
     return sum(jax.tree.leaves(counts))

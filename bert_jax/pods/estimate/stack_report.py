@@ -1,24 +1,27 @@
 """Compiles the update step of stacked fine-tuning trials for a TPU topology, and compares stacks.
 
-The step is the same as in the run, but without its weights and examples: the model has the size of
-BERT_BASE, and each example takes a row of `max_seq_length` tokens.
+The step is the same as in the run, but without its weights and examples: the model is a BERT of a
+published size, and each example takes a row.
 """
 
 import functools
 from collections.abc import Sequence
 
+import flax.linen as nn
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import RowShape, max_features
+from bert_jax.data.features import RowShape
 from bert_jax.finetuning.finetune_fields import check_numbers
-from bert_jax.finetuning.hyperparameters import finetune_optimizer, make_hyperparameters
-from bert_jax.finetuning.stack_steps import build_stack_steps
+from bert_jax.finetuning.finetune_setup import model_execution
+from bert_jax.finetuning.hyperparameters import RATES, finetune_optimizer, make_hyperparameters
+from bert_jax.finetuning.stack_steps import StackSteps, build_stack_steps
+from bert_jax.finetuning.task_data import row_shape
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
-from bert_jax.model.execution import Execution, plan_execution
+from bert_jax.model.execution import plan_execution
 from bert_jax.pods.chips import GIB, parse_topology
 from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import step_cost
@@ -38,14 +41,13 @@ COLUMNS = (
     "collectives",
     "HBM, GiB",
 )
-RATES = ("dropout_rate", "attention_dropout_rate")
 
 
-def report(config: ConfigDict, topology: str) -> dict:
+def report(config: ConfigDict, topology: str, model_size: str = "base") -> dict:
     """Compiles one trial on a device, one on each device of `topology`, and four on a device.
 
-    Returns the figures of each stack under "stacks". `config` is a fine-tuning configuration.
-    Raises ValueError if it, or the topology, is invalid.
+    Returns the figures of each stack under "stacks". `config` is a fine-tuning configuration, the
+    model a BERT of `model_size`. Raises ValueError if it, or the topology, is invalid.
     """
     check_numbers(config)
     if config.task not in HEADS:
@@ -55,7 +57,7 @@ def report(config: ConfigDict, topology: str) -> dict:
     for num_trials, used in ((1, devices[:1]), (len(devices), devices), (4, devices[:1])):
         figures = {"trials": num_trials, "devices": len(used)}
         try:
-            hbm, hlo = compile_stack(config, num_trials, used)
+            hbm, hlo = compile_stack(config, num_trials, used, model_size)
         except compilation.DoesNotFit as error:
             stacks.append(figures | {"fits": False, "hbm_bytes_per_device": error.num_bytes})
             continue
@@ -70,6 +72,7 @@ def report(config: ConfigDict, topology: str) -> dict:
         stacks.append(figures)
     return {
         "topology": topology,
+        "model_size": model_size,
         "batch_size": config.batch_size,
         "max_seq_length": config.max_seq_length,
         "dtype": config.model.dtype or "float32",
@@ -79,33 +82,56 @@ def report(config: ConfigDict, topology: str) -> dict:
 
 
 def compile_stack(
-    config: ConfigDict, num_trials: int, devices: Sequence[jax.Device]
+    config: ConfigDict, num_trials: int, devices: Sequence[jax.Device], model_size: str
 ) -> tuple[dict[str, int], str]:
     """Compiles the step of `num_trials` sharded over `devices`, as `compile_program`."""
     mesh = make_mesh(trial=len(devices), data=1, devices=devices)
-    fields = {name: value for name, value in config.model.items() if value is not None}
     head = HEADS[config.task]
-    settings = {"task": head.name, "labels": ["a", "b"], "lstm_size": fields.pop("lstm_size", 0)}
-    rates = {name: fields.pop(name) for name in RATES if name in fields}
-    plan = plan_execution(Execution(**fields), devices[0])
-    model = heads.make_model(BertConfig(**rates), settings, plan)
-    shape = RowShape(
-        length=config.max_seq_length,
-        max_sequences=max_features(config.max_seq_length),
-        label_layout=head.label_layout,
-        pad_id=0,
-    )
-    trains_encoder = head.trains_encoder
-    steps = build_stack_steps(
+    settings = {"task": head.name, "labels": ["a", "b"], "lstm_size": config.model.lstm_size}
+    model = build_model(config, settings, mesh, model_size)
+    shape = row_shape(config.max_seq_length, 1, head, pad_id=0)
+    steps = build_steps(config, model, head, mesh, shape, config.batch_size)
+    return compile_update(config, steps, mesh, shape, config.batch_size, num_trials)
+
+
+def build_model(config: ConfigDict, head_settings: dict, mesh: Mesh, model_size: str) -> nn.Module:
+    """Builds a BERT of `model_size` with a head, as it runs on the devices of `mesh`."""
+    rates = {name: config.model[name] for name in RATES if config.model[name] is not None}
+    device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
+    plan = plan_execution(model_execution(config), device, tensor)
+    return heads.make_model(BertConfig.named(model_size, **rates), head_settings, plan)
+
+
+def build_steps(
+    config: ConfigDict,
+    model: nn.Module,
+    head: heads.Head,
+    mesh: Mesh,
+    shape: RowShape,
+    rows_per_microbatch: int,
+) -> StackSteps:
+    """Builds the functions of a stack of trials."""
+    return build_stack_steps(
         model,
         mesh,
         head=head,
         train_head=head,
-        optimizer=functools.partial(finetune_optimizer, config, model.config, trains_encoder),
+        optimizer=functools.partial(finetune_optimizer, config, model.config, head.trains_encoder),
         row=shape.build([], 1),
         pretrained={"encoder": {}},
-        rows_per_microbatch=config.batch_size,
+        rows_per_microbatch=rows_per_microbatch,
     )
+
+
+def compile_update(
+    config: ConfigDict,
+    steps: StackSteps,
+    mesh: Mesh,
+    shape: RowShape,
+    num_rows: int,
+    num_trials: int = 1,
+) -> tuple[dict[str, int], str]:
+    """Compiles the update step for batches of `num_rows`, as `compile_program`."""
 
     def abstract(leaf, *axes):
         sharding = NamedSharding(mesh, P("trial", *axes))
@@ -113,9 +139,9 @@ def compile_stack(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     row_axes = batch_sharding(mesh).spec
-    empty = shape.build([], config.batch_size)
+    empty = shape.build([], num_rows)
     rows = {name: abstract(array, *row_axes) for name, array in empty.items()}
-    hyperparameters = make_hyperparameters(config, model.config, num_steps=1)
+    hyperparameters = make_hyperparameters(config, BertConfig(), num_steps=1)
     num_microbatches = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
     return compilation.compile_program(
         steps.update,
@@ -130,8 +156,8 @@ def compile_stack(
 def format_report(report: dict) -> str:
     """Formats the stacks as a Markdown table."""
     lines = [
-        f"BERT_BASE on {report['topology']}: batch size {report['batch_size']}, rows of "
-        f"{report['max_seq_length']} tokens, {report['dtype']}\n",
+        f"BERT_{report['model_size'].upper()} on {report['topology']}: batch size "
+        f"{report['batch_size']}, rows of {report['max_seq_length']} tokens, {report['dtype']}\n",
         f"| {' | '.join(COLUMNS)} |",
         "| --- " * len(COLUMNS) + "|",
     ]

@@ -82,6 +82,15 @@ def test_loop_with_unknown_trip_count_is_reported_and_counted_once():
     assert cost.loops_counted_once == ["loop"] and cost.cycles.total() == 107
 
 
+def test_loop_counts_as_often_as_the_caller_says_if_the_program_does_not():
+    text = MODULE.replace("REPLICAS", "{{0,1,2,3},{4,5,6,7}}").replace(
+        "constant(3)", "parameter(1)"
+    )
+    cost = hlo_cost.step_cost(text, unknown_trips=4)
+    assert cost.loops_counted_once == [] and cost.cycles.total() == 407
+    assert cost.exposed_link_bytes == 4 * hlo_cost.step_cost(text).exposed_link_bytes > 0
+
+
 def test_instruction_without_estimate_is_reported():
     assert cost_of().without_estimate == {"sort": 3}
     cost = cost_of(**{'"estimated_cycles":"7"': f'"estimated_cycles":"{2**63 - 1}"'})
