@@ -9,7 +9,7 @@ import functools
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, overload
 
 import flax.linen as nn
@@ -903,7 +903,7 @@ class PretrainedModel:
 
     def predict(
         self,
-        table: str | os.PathLike | Iterable[Mapping],
+        table: object,
         text: str = "text",
         text_pair: str = "",
         label: str = "label",
@@ -920,7 +920,8 @@ class PretrainedModel:
         ValueError if the table is invalid, and TypeError for anything but a table.
 
         Args:
-          table: a .csv, .tsv or .jsonl file, or a list of dicts.
+          table: the path of a file, as in `bert_jax.predict`, or a list of dicts, a DataFrame or a
+            Dataset, as `bert_jax.tasks.records` lists them.
           text, text_pair: columns of the text and, for a head trained on pairs, of the second text.
           label: column of the label; the table may lack it. A multi-label head takes a list in
             JSONL and dicts, or text with the separator that it was trained with ("|" if it stores
