@@ -7,8 +7,9 @@ python tools/convert_checkpoint.py --to=huggingface --generator runs/electra ele
 SRC is a workdir (its best checkpoint is converted, or else its last) or a single checkpoint, a
 directory that transformers' `save_pretrained` wrote, or a directory of Google's release (which
 needs `pip install tensorflow-cpu`). DST must not exist; it appears only once it is complete. A
-converted bi-encoder or cross-encoder can also be read by sentence-transformers. For a hub, Hugging
-Face's DST has a README.md, a model card with the run's scores; fill in the marked fields.
+converted bi-encoder or cross-encoder can also be read by sentence-transformers, and with
+`--to=pylate` a multi-vector model by PyLate. For a hub, Hugging Face's DST has a README.md, a model
+card with the run's scores; fill in the marked fields.
 """
 
 import json
@@ -30,7 +31,9 @@ from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.named_modules import import_modules
 
-TO = flags.DEFINE_enum("to", None, ["native", "huggingface"], "Format of DST.", required=True)
+TO = flags.DEFINE_enum(
+    "to", None, ["native", "huggingface", "pylate"], "Format of DST.", required=True
+)
 GENERATOR = flags.DEFINE_bool(
     "generator", False, "For an ELECTRA run, write the generator instead of the discriminator."
 )
@@ -56,7 +59,7 @@ def convert(
     print(format_report(model.report))
     if generator:
         model = generator_of(model)
-    elif "generator" in model.params and target_format == "huggingface":
+    elif "generator" in model.params and target_format != "native":
         print("Writing the discriminator; --generator writes the generator")
     unfinished = destination.with_name(f"{destination.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -67,12 +70,15 @@ def convert(
             write_checkpoint(written, model.params, model.settings, model.tokenizer)
         else:
             result = read_result(source)
-            save_huggingface(written, model.params, model.settings, model.tokenizer, result)
+            for_pylate = target_format == "pylate"
+            save_huggingface(
+                written, model.params, model.settings, model.tokenizer, result, for_pylate
+            )
         written.rename(destination)
     finally:
         shutil.rmtree(unfinished)
     print(f"{destination}: complete, {target_format}")
-    if target_format == "huggingface":
+    if target_format != "native":
         print(f"{destination}/README.md: fill in the license before you publish the model")
 
 

@@ -17,6 +17,7 @@ from bert_jax.checkpoints.huggingface import (
     tensor_table,
 )
 from bert_jax.checkpoints.model_card import model_card
+from bert_jax.checkpoints.multi_vector import multi_vector_files, pylate_files
 from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.checkpoints.tensors import read_tensors, without_prefixes
@@ -36,12 +37,14 @@ def save_huggingface(
     settings: Mapping,
     tokenizer: Tokenizer,
     result: Mapping | None = None,
+    for_pylate: bool = False,
 ) -> None:
     """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
     Its README.md is a model card, with the name of the directory and, of a `result` as in
     `result.json`, the scores. Leaves out, with a warning, heads that transformers has no class for.
-    Of an ELECTRA run it writes the discriminator; `generator_of` is the other model. Reads back the
+    Of an ELECTRA run it writes the discriminator; `generator_of` is the other model. A multi-vector
+    model is written `for_pylate`, or for sentence-transformers, which reads both. Reads back the
     tensors and the vocabulary. Raises OSError if the directory exists or that failed, ValueError if
     transformers does not support its vocabulary or head.
     """
@@ -63,9 +66,18 @@ def save_huggingface(
     files["README.md"] = model_card(directory.name, params, settings, result or {})
     tensors = params_to_huggingface(params, config, head)
     _check_own_head(params, config, head)
-    directory.mkdir()
-    if head and find_head(head).predicts == "vector":
+    kind = find_head(head).predicts if head else ""
+    if for_pylate and kind != "token_vectors":
+        raise ValueError("PyLate has multi-vector models alone: expected a head for multi_vector")
+    if for_pylate:
+        prefixes = _one_token_prompts(head["prompts"], tokenizer)
+        files |= pylate_files(config.hidden_size, head, prefixes)
+    elif kind == "token_vectors":
+        files |= multi_vector_files(config.hidden_size, head)
+    elif kind == "vector":
         files |= embedding_files(config.hidden_size, head)
+    directory.mkdir()
+    if kind in ("vector", "token_vectors"):
         for index, path in enumerate(path for path in files if "_Dense/" in path):
             prefix = f"projection_{index}."
             names = [name for name in tensors if name.startswith(prefix)]
@@ -79,6 +91,24 @@ def save_huggingface(
         (directory / name).write_text(text, encoding="utf-8")
     _save_tensors(tensors, directory)
     _check_vocabulary(directory, tokenizer)
+
+
+def _one_token_prompts(prompts: Mapping[str, str], tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns the prompts of queries and passages that are one token, as the vocabulary has it.
+
+    It must be one whatever follows: an added token. Warns of other prompts.
+    """
+    found = {}
+    for name in ("query", "document"):
+        ids = tokenizer.encode(prompts[name])
+        token = tokenizer.id_to_token(ids[0]) if len(ids) == 1 else ""
+        same = (tokenizer.encode(f"{start}a") for start in (token, prompts[name]))
+        if token and all(each == ids + tokenizer.encode("a") for each in same):
+            found[name] = token
+        elif prompts[name]:
+            fix = f"there, pass prompt_name={name!r} to encode"
+            logging.warning("PyLate does not write %r before each text: %s", prompts[name], fix)
+    return found
 
 
 def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> dict:

@@ -12,6 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_jax.checkpoints import parameters
+from bert_jax.checkpoints.multi_vector import (
+    is_multi_vector,
+    is_stanford,
+    read_multi_vector,
+    read_stanford,
+)
 from bert_jax.checkpoints.sentence_transformers import (
     MODULES_FILENAME,
     check_activation,
@@ -31,6 +37,7 @@ from bert_jax.model.layer_stack import layers_with, num_stacked_layers
 from bert_jax.model.transformers_format import TransformersFormat
 from bert_jax.runtime.model_files import read_json, read_optional
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME as TOKENIZER_CONFIG
+from bert_jax.tokenizers.new_words import find_in_texts
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 
 HEAD_KEY = "bert_jax_head"
@@ -231,8 +238,11 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     """
     encoder, modules = directory, None
     if (directory / MODULES_FILENAME).exists():
-        modules = read_modules(directory)
+        modules = read_multi_vector(directory) if is_multi_vector(directory) else None
+        modules = modules or read_modules(directory)
         encoder = modules.encoder
+    elif is_stanford(directory):
+        modules = read_stanford(directory)
     path, legacy_path = encoder / "config.json", encoder / "bert_config.json"
     if not path.exists() and not legacy_path.exists():
         fix = "copy it from the place that the weights come from"
@@ -269,13 +279,15 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
         tensors = read_tensors(encoder)
         check_no_adapter(tensors)
         if modules:
-            tensors = collections.ChainMap(modules.tensors, tensors)
+            tensors = collections.ChainMap(modules.tensors, tensors.without(modules.taken))
         params, report = params_from_huggingface(tensors, config, head)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
     if found := describe_other_heads(directory):
         warnings.warn(found, stacklevel=2)
     tokenizer = load_tokenizer(encoder)
+    if modules and modules.markers:
+        tokenizer = find_in_texts(tokenizer, modules.markers)
     if modules and modules.lower_cases and not tokenizer.lower_case:
         fix = "set it in tokenizer_config.json instead"
         raise ValueError(f"{directory}: do_lower_case of a cased tokenizer is not supported: {fix}")

@@ -48,7 +48,7 @@ _MODULE_OPTIONS = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),
 }
-_DENSE_OPTIONS = _MODULE_OPTIONS | {
+DENSE_OPTIONS = _MODULE_OPTIONS | {
     "use_residual": (False,),
     "in_features": None,
     "out_features": None,
@@ -64,7 +64,7 @@ _POOLING_OPTIONS = {
 }
 _HIDDEN_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 _NO_ARGUMENTS = ({}, None)
-_ENCODER_OPTIONS = {
+ENCODER_OPTIONS = {
     "max_seq_length": None,
     "do_lower_case": None,
     "unpad_inputs": None,
@@ -93,7 +93,7 @@ _MODEL_OPTIONS = {
     "truncate_dim": None,
 }
 _SCORES = {"method": "forward", "method_output_name": "logits"}
-_CROSS_ENCODER_OPTIONS = _ENCODER_OPTIONS | {
+_CROSS_ENCODER_OPTIONS = ENCODER_OPTIONS | {
     "transformer_task": ("sequence-classification",),
     "modality_config": ({"text": _SCORES}, None),
     "module_output_name": ("scores",),
@@ -106,11 +106,14 @@ class EmbeddingModules(NamedTuple):
     Attributes:
       encoder: the directory of the encoder.
       head: settings of an "embedding" head: pooling, normalize, and where present projections,
-        max_seq_length, prompt and prompts; None for an encoder alone.
+        max_seq_length, prompt and prompts; or of a "multi_vector" head, of which only the lengths
+        may be missing; None for an encoder alone.
       tensors: of the projections, as `projection_N.weight` and `.bias`.
       lower_cases: whether texts are lower-cased before the tokenizer reads them.
       is_cross_encoder: whether the encoder has a head that scores pairs, in `config.json`.
       max_seq_length: of a cross-encoder, where it is known.
+      markers: of a multi-vector model, what precedes texts and is one token.
+      taken: names of those tensors beside the encoder's that are in `tensors`.
     """
 
     encoder: pathlib.Path
@@ -119,6 +122,8 @@ class EmbeddingModules(NamedTuple):
     lower_cases: bool
     is_cross_encoder: bool = False
     max_seq_length: int | None = None
+    markers: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
 
 
 def read_modules(directory: pathlib.Path) -> EmbeddingModules:
@@ -151,22 +156,22 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
     encoder_path = next(encoder.glob("sentence_*_config.json"), encoder / ENCODER_FILENAME)
     model_path = directory / MODEL_FILENAME
     if read_optional(model_path).get("model_type") == "CrossEncoder" and len(modules) == 1:
-        options = _read_options(encoder_path, _CROSS_ENCODER_OPTIONS)
+        options = read_options(encoder_path, _CROSS_ENCODER_OPTIONS)
         check_activation(read_optional(model_path).get("activation_fn"), model_path)
         lower_cases = bool(options.get("do_lower_case"))
-        limit = _read_limit(encoder_path, "max_seq_length")
+        limit = read_limit(encoder_path, "max_seq_length")
         return EmbeddingModules(encoder, None, {}, lower_cases, True, limit)
-    options = _read_options(encoder_path, _ENCODER_OPTIONS)
+    options = read_options(encoder_path, ENCODER_OPTIONS)
     lower_cases = bool(options.get("do_lower_case"))
     if len(modules) == 1:
         return EmbeddingModules(encoder, None, {}, lower_cases)
     head = {"task": "embedding", "labels": [], "normalize": "Normalize" in names}
-    if (limit := _read_limit(encoder_path, "max_seq_length")) is None:
-        limit = _read_limit(encoder / CONFIG_FILENAME, "model_max_length")
+    if (limit := read_limit(encoder_path, "max_seq_length")) is None:
+        limit = read_limit(encoder / CONFIG_FILENAME, "model_max_length")
     if limit is not None:
         head["max_seq_length"] = limit
     head |= _read_pooling(modules[1][1] / "config.json", model_path)
-    options = _read_options(model_path, _MODEL_OPTIONS)
+    options = read_options(model_path, _MODEL_OPTIONS)
     if (size := options.get("truncate_dim")) is not None:
         head["truncate_dim"] = size
     similarity = options.get("similarity_fn_name") or "cosine"
@@ -175,12 +180,12 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
     projections, tensors = [], {}
     for name, folder in modules[2:]:
         if name == "Normalize":
-            _read_options(folder / "config.json", _MODULE_OPTIONS)
+            read_options(folder / "config.json", _MODULE_OPTIONS)
         if name == "Dense":
             for stored, tensor in read_tensors(folder).items():
                 leaf = stored.removeprefix("linear.")
                 tensors[f"projection_{len(projections)}.{leaf}"] = tensor
-            projections.append(_read_dense(folder / "config.json"))
+            projections.append(read_dense(folder / "config.json"))
     if projections:
         head["projections"] = projections
     return EmbeddingModules(encoder, head, tensors, lower_cases)
@@ -201,7 +206,7 @@ def similarity_of(head: Mapping) -> str:
     return head.get("similarity") or ("cosine" if head["normalize"] else "dot")
 
 
-def _read_limit(path: pathlib.Path, name: str) -> int | None:
+def read_limit(path: pathlib.Path, name: str) -> int | None:
     """Reads a maximum number of tokens. Raises ValueError if no token of a text would fit in it."""
     limit = read_optional(path).get(name)
     if limit is None:
@@ -214,7 +219,7 @@ def _read_limit(path: pathlib.Path, name: str) -> int | None:
 
 def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
     """Returns the "pooling" of the head, its "prompts", and the "prompt" that each text gets."""
-    values = _read_module(path)
+    values = read_module(path)
     old_names = [name for key, name in _POOLING_KEYS.items() if values.get(key)]
     poolings = values.get("pooling_mode", old_names or "mean")
     poolings = [poolings] if isinstance(poolings, str) else list(poolings)
@@ -225,8 +230,8 @@ def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
     if unknown or not poolings:
         expected = ", ".join(POOLINGS)
         raise ValueError(f"{path}: pooling {unknown} is not supported, expected {expected}")
-    _check_options(path, values, _POOLING_OPTIONS | dict.fromkeys(new))
-    options = _read_options(model_path, _MODEL_OPTIONS)
+    check_options(path, values, _POOLING_OPTIONS | dict.fromkeys(new))
+    options = read_options(model_path, _MODEL_OPTIONS)
     prompts, default_name = options.get("prompts") or {}, options.get("default_prompt_name")
     prompt = prompts.get(default_name)
     if any(prompts.values()) and not values.get("include_prompt", True):
@@ -241,10 +246,10 @@ def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
     return head
 
 
-def _read_dense(path: pathlib.Path) -> dict:
+def read_dense(path: pathlib.Path, supported: Mapping[str, tuple | None] = DENSE_OPTIONS) -> dict:
     """Returns the fields of a `Projection`."""
-    values = _read_module(path)
-    _check_options(path, values, _DENSE_OPTIONS)
+    values = read_module(path)
+    check_options(path, values, supported)
     name = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = _ACTIVATIONS.get(name.rpartition(".")[2])
     if activation is None or not name.startswith("torch.nn."):
@@ -254,7 +259,7 @@ def _read_dense(path: pathlib.Path) -> dict:
     return {"size": values["out_features"], "has_bias": has_bias, "activation": activation}
 
 
-def _read_module(path: pathlib.Path) -> dict:
+def read_module(path: pathlib.Path) -> dict:
     """Reads the configuration of a module. Raises FileNotFoundError if it is missing."""
     if not path.exists():
         fix = "copy it from the place that the model comes from"
@@ -262,14 +267,14 @@ def _read_module(path: pathlib.Path) -> dict:
     return read_json(path)
 
 
-def _read_options(path: pathlib.Path, supported: Mapping[str, tuple | None]) -> dict:
-    """Reads a JSON file, empty if it does not exist. Raises as `_check_options`."""
+def read_options(path: pathlib.Path, supported: Mapping[str, tuple | None]) -> dict:
+    """Reads a JSON file, empty if it does not exist. Raises as `check_options`."""
     values = read_optional(path)
-    _check_options(path, values, supported)
+    check_options(path, values, supported)
     return values
 
 
-def _check_options(
+def check_options(
     path: pathlib.Path, values: Mapping, supported: Mapping[str, tuple | None]
 ) -> None:
     """Raises ValueError for an option that is not supported, or another value of one that is."""
@@ -281,6 +286,16 @@ def _check_options(
         if allowed is not None and value not in allowed:
             expected = " or ".join(map(repr, allowed))
             raise ValueError(f"{path}: {name} is {value!r:.100}, expected {expected}")
+
+
+def dense_config(input_size: int, projection: Mapping) -> dict:
+    """Returns the configuration of a dense layer, from the fields of its `Projection`."""
+    return {
+        "in_features": input_size,
+        "out_features": projection["size"],
+        "bias": projection["has_bias"],
+        "activation_function": _TORCH_ACTIVATIONS[projection["activation"]],
+    }
 
 
 def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
@@ -314,12 +329,7 @@ def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
     size = len(poolings) * hidden_size
     for projection in head.get("projections", ()):
         modules.append(("Dense", f"{len(modules)}_Dense"))
-        files[f"{modules[-1][1]}/config.json"] = {
-            "in_features": size,
-            "out_features": projection["size"],
-            "bias": projection["has_bias"],
-            "activation_function": _TORCH_ACTIVATIONS[projection["activation"]],
-        }
+        files[f"{modules[-1][1]}/config.json"] = dense_config(size, projection)
         size = projection["size"]
     if head["normalize"]:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))

@@ -3,7 +3,7 @@
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -54,6 +54,12 @@ class LazyTensors(Mapping[str, np.ndarray]):
 
     def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]):
         self._readers = readers
+
+    def without(self, names: Container[str]) -> "LazyTensors":
+        """Returns the other tensors."""
+        return LazyTensors(
+            {name: each for name, each in self._readers.items() if name not in names}
+        )
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._readers[name]()

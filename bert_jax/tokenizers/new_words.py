@@ -22,7 +22,12 @@ import numpy as np
 import tokenizers
 
 from bert_jax.tokenizers import unigram
-from bert_jax.tokenizers.stored import TOKENIZER_FILENAME, ids_of_model, make_tokenizer
+from bert_jax.tokenizers.stored import (
+    TOKENIZER_FILENAME,
+    StoredTokenizer,
+    ids_of_model,
+    make_tokenizer,
+)
 from bert_jax.tokenizers.stored import tokenizer_json as complete_spec
 from bert_jax.tokenizers.tokenizer import (
     SENTENCEPIECE_FILENAME,
@@ -116,6 +121,41 @@ def add_words(tokenizer: Tokenizer, pieces: Sequence[str]) -> tuple[Tokenizer, l
     return extended, ids
 
 
+def find_in_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
+    """Returns the tokenizer that reads these texts, or their first words, as one token.
+
+    Those that are no token of its vocabulary stay text. So sentence-transformers reads the markers
+    before queries and passages of earlier ColBERT models, "[unused0]" or "[Q] ", whose libraries
+    insert their ids. A SentencePiece model is returned as it is.
+    """
+    if not isinstance(tokenizer, LibraryTokenizer):
+        return tokenizer
+    spec = complete_spec(tokenizer.stored)
+    tokens = {token["content"]: token for token in spec["added_tokens"]}
+    ids = tokenizer.stored.backend.get_vocab(with_added_tokens=True)
+    options = {"single_word": False, "lstrip": False, "rstrip": False}
+    options |= {"normalized": False, "special": True}
+    for text in texts:
+        known = (each for each in (text, *text.split()[:1]) if each in ids)
+        if token := next(known, None):
+            tokens[token] = {"id": ids[token], "content": token} | options
+    spec["added_tokens"] = sorted(tokens.values(), key=lambda token: token["id"])
+    return _make(tokenizer.stored, spec)
+
+
+def _make(stored: StoredTokenizer, spec: dict) -> Tokenizer:
+    """Returns the tokenizer of another specification, with all else as stored."""
+    made = make_tokenizer(
+        spec,
+        stored.special_tokens,
+        stored.layout,
+        stored.casing,
+        TOKENIZER_FILENAME,
+        stored.mask_lstrip,
+    )
+    return of_library(made)
+
+
 def _split(tokenizer: Tokenizer, text: str) -> list[str]:
     """Returns the words of a text that follows a space, as the model of the tokenizer gets them."""
     text = f"{FIRST} {text}"
@@ -171,15 +211,7 @@ def _add_to_library(
         if not model.get("ignore_merges"):
             _check_merges(tokenizer)
         model["ignore_merges"] = True
-    extended = make_tokenizer(
-        spec,
-        stored.special_tokens,
-        stored.layout,
-        stored.casing,
-        TOKENIZER_FILENAME,
-        stored.mask_lstrip,
-    )
-    return of_library(extended), ids
+    return _make(stored, spec), ids
 
 
 def _check_merges(tokenizer: LibraryTokenizer) -> None:
