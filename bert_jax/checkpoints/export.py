@@ -19,7 +19,7 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.multi_vector import multi_vector_files, pylate_files
 from bert_jax.checkpoints.parameters import parameter_shapes, trained_length
-from bert_jax.checkpoints.sentence_transformers import embedding_files
+from bert_jax.checkpoints.sentence_transformers import embedding_files, sparse_embedding_files
 from bert_jax.checkpoints.tensors import read_tensors, without_prefixes
 from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.checkpoints.transformers_names import PRETRAINING_HEADS, check_positions
@@ -74,6 +74,8 @@ def save_huggingface(
         files |= pylate_files(config.hidden_size, head, prefixes)
     elif kind == "token_vectors":
         files |= multi_vector_files(config.hidden_size, head)
+    elif kind == "sparse_vector":
+        files |= sparse_embedding_files(head)
     elif kind == "vector":
         files |= embedding_files(config.hidden_size, head)
     directory.mkdir()
@@ -215,7 +217,7 @@ def _config_json(config, head: Mapping, params: Mapping) -> dict:
     name = values["model_type"]
     if modules in stored.headless:
         values["architectures"] = [stored.headless[modules]]
-    elif not head:
+    elif not head or find_head(head).pretrained_modules:
         raise ValueError(f"transformers' {name} has no class with the heads {', '.join(modules)}")
     if config.causal and not stored.causal_class:
         raise ValueError(f"transformers' {name} has no class that reads left to right")

@@ -274,7 +274,9 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
             limit = modules.head.get("max_seq_length", config.max_position_embeddings)
             limit = min(limit, config.max_position_embeddings)
             # The files that sentence-transformers reads count more than what we wrote beside them.
-            head = (head or {}) | modules.head | {"max_seq_length": limit}
+            options = find_head(modules.head).options
+            kept = {name: value for name, value in (head or {}).items() if name not in options}
+            head = kept | modules.head | {"max_seq_length": limit}
         check_pooling(config, head)
         tensors = read_tensors(encoder)
         check_no_adapter(tensors)

@@ -46,7 +46,8 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     architecture = settings["architecture"]
     family = architecture.get("family") or architecture["name"]
     pipeline_tag, loader = _pipeline(params, settings)
-    is_embedding = loader in ("SentenceTransformer", "MultiVectorEncoder", "CrossEncoder")
+    embedding_classes = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder")
+    is_embedding = loader in (*embedding_classes, "CrossEncoder")
     base = settings.get("init_from") or ""
     on_hub = re.search(r"models--([\w.-]+?)--([\w.-]+)", base)
     results = _eval_results(pipeline_tag, settings, result, "discriminator" in params)

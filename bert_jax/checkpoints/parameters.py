@@ -341,6 +341,11 @@ def build_loaded_model(
     if needs_pooler and "pooler" not in params["encoder"]:
         fix = "remove `architectures` from config.json to read the encoder alone"
         raise ValueError(f"{directory}: the head for {head['task']} needs a pooler: {fix}")
+    if head and (lacking := {*find_head(head).pretrained_modules} - params.keys()):
+        raise ValueError(
+            f"{directory}: a head for {head['task']} needs the tensors of {min(lacking)!r}, the "
+            "masked-LM head, which the file lacks: save the model with its class for masked LM"
+        )
     settings = model_settings(config, params)
     if head and ("head" in params or not head["labels"]):  # An embedding head has no labels.
         settings["head"] = dict(head)

@@ -1,18 +1,18 @@
 """Reads and writes what sentence-transformers adds to an encoder: how a text becomes one vector.
 
 A directory's `modules.json` lists the modules in order: the encoder, pooling, and any of dense
-layers and normalization, each with a folder. All are read or refused by name: an encoder without
-them would give other vectors.
+layers and normalization, each with a folder; for sparse vectors a masked LM, and its pooling. All
+are read or refused by name: an encoder without them would give other vectors.
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.checkpoints.tensors import read_tensors
-from bert_jax.model.pooling import POOLINGS, SIMILARITIES
+from bert_jax.model.pooling import POOLINGS, SIMILARITIES, SPARSE_SIMILARITIES
 from bert_jax.runtime.model_files import read_json, read_list, read_optional
 from bert_jax.tokenizers.huggingface import CONFIG_FILENAME
 
@@ -98,6 +98,26 @@ _CROSS_ENCODER_OPTIONS = ENCODER_OPTIONS | {
     "modality_config": ({"text": _SCORES}, None),
     "module_output_name": ("scores",),
 }
+# Of sparse vectors, whose `Transformer` was once called `MLMTransformer`.
+_MASKED_LM_OPTIONS = ENCODER_OPTIONS | {
+    "transformer_task": ("fill-mask",),
+    "modality_config": ({"text": _SCORES}, None),
+}
+_SPLADE_OPTIONS = {
+    "pooling_strategy": ("max", "sum"),
+    "activation_function": ("relu", "log1p_relu"),
+    "embedding_dimension": None,
+    "word_embedding_dimension": None,
+    "chunk_size": None,
+}
+_SPARSE_MODEL_OPTIONS = {
+    "__version__": None,
+    "prompts": None,
+    "default_prompt_name": None,
+    "similarity_fn_name": (*SPARSE_SIMILARITIES, None),
+    "model_type": ("SparseEncoder",),
+    "max_active_dims": None,
+}
 
 
 class EmbeddingModules(NamedTuple):
@@ -107,7 +127,7 @@ class EmbeddingModules(NamedTuple):
       encoder: the directory of the encoder.
       head: settings of an "embedding" head: pooling, normalize, and where present projections,
         max_seq_length, prompt and prompts; or of a "multi_vector" head, of which only the lengths
-        may be missing; None for an encoder alone.
+        may be missing; or of a "sparse_embedding" head; None for an encoder alone.
       tensors: of the projections, as `projection_N.weight` and `.bias`.
       lower_cases: whether texts are lower-cased before the tokenizer reads them.
       is_cross_encoder: whether the encoder has a head that scores pairs, in `config.json`.
@@ -143,11 +163,14 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
         # A module of another package may compute anything.
         modules.append((name if is_theirs else module["type"], directory / module.get("path", "")))
     names = [name for name, _ in modules]
+    if names in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
+        return _read_sparse_modules(directory, modules)
     is_known = names[:1] == ["Transformer"] and names[1:2] in ([], ["Pooling"])
     if not is_known or not {*names[2:]} <= {"Dense", "Dropout", "Normalize"}:
         raise ValueError(
             f"{path} lists the modules {', '.join(names)}; expected Transformer and Pooling, then "
-            "any of Dense, Dropout and Normalize: remove the file to read the encoder alone"
+            "any of Dense, Dropout and Normalize, or Transformer and SpladePooling: remove the "
+            "file to read the encoder alone"
         )
     if "Normalize" in names and "Dense" in names[names.index("Normalize") :]:
         fix = "remove the file to read the encoder alone"
@@ -166,10 +189,7 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
     if len(modules) == 1:
         return EmbeddingModules(encoder, None, {}, lower_cases)
     head = {"task": "embedding", "labels": [], "normalize": "Normalize" in names}
-    if (limit := read_limit(encoder_path, "max_seq_length")) is None:
-        limit = read_limit(encoder / CONFIG_FILENAME, "model_max_length")
-    if limit is not None:
-        head["max_seq_length"] = limit
+    head |= _read_max_seq_length(encoder, encoder_path)
     head |= _read_pooling(modules[1][1] / "config.json", model_path)
     options = read_options(model_path, _MODEL_OPTIONS)
     if (size := options.get("truncate_dim")) is not None:
@@ -191,6 +211,45 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
     return EmbeddingModules(encoder, head, tensors, lower_cases)
 
 
+def _read_sparse_modules(
+    directory: pathlib.Path, modules: Sequence[tuple[str, pathlib.Path]]
+) -> EmbeddingModules:
+    """Reads a masked LM and its pooling, of sparse vectors."""
+    (name, encoder), (_, pooling) = modules
+    encoder_path = next(encoder.glob("sentence_*_config.json"), encoder / ENCODER_FILENAME)
+    options = read_options(encoder_path, _MASKED_LM_OPTIONS)
+    if name == "Transformer" and "transformer_task" not in options:
+        raise ValueError(f"{encoder_path}: transformer_task is not set, expected 'fill-mask'")
+    head = {"task": "sparse_embedding", "labels": []}
+    head |= _read_max_seq_length(encoder, encoder_path)
+    values = read_module(pooling / "config.json")
+    check_options(pooling / "config.json", values, _SPLADE_OPTIONS)
+    for key, option, default in (
+        ("pooling_strategy", "pooling", "max"),
+        ("activation_function", "activation", "relu"),
+    ):
+        if values.get(key, default) != default:
+            head[option] = values[key]
+    model_path = directory / MODEL_FILENAME
+    of_model = read_options(model_path, _SPARSE_MODEL_OPTIONS)
+    head |= _read_prompts(of_model)
+    if (top_k := of_model.get("max_active_dims")) is not None:
+        if type(top_k) is not int or top_k < 1:
+            raise ValueError(f"{model_path}: max_active_dims is {top_k!r}, expected 1 or more")
+        head["top_k"] = top_k
+    similarity = of_model.get("similarity_fn_name") or similarity_of(head)
+    if similarity != similarity_of(head):
+        head["similarity"] = similarity
+    return EmbeddingModules(encoder, head, {}, bool(options.get("do_lower_case")))
+
+
+def _read_max_seq_length(encoder: pathlib.Path, encoder_path: pathlib.Path) -> dict:
+    """Returns the "max_seq_length" of a head; empty if it is not known."""
+    if (limit := read_limit(encoder_path, "max_seq_length")) is None:
+        limit = read_limit(encoder / CONFIG_FILENAME, "model_max_length")
+    return {} if limit is None else {"max_seq_length": limit}
+
+
 def check_activation(name: str | None, path: pathlib.Path) -> None:
     """Raises ValueError unless the scores of a cross-encoder are its logits, or their sigmoid.
 
@@ -202,8 +261,11 @@ def check_activation(name: str | None, path: pathlib.Path) -> None:
 
 
 def similarity_of(head: Mapping) -> str:
-    """Returns the one of `SIMILARITIES` that an "embedding" head is used with."""
-    return head.get("similarity") or ("cosine" if head["normalize"] else "dot")
+    """Returns the one of `SIMILARITIES` that a head for vectors is used with.
+
+    Sparse vectors, which have no option to be normalized, are compared by dot products.
+    """
+    return head.get("similarity") or ("cosine" if head.get("normalize") else "dot")
 
 
 def read_limit(path: pathlib.Path, name: str) -> int | None:
@@ -232,13 +294,17 @@ def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
         raise ValueError(f"{path}: pooling {unknown} is not supported, expected {expected}")
     check_options(path, values, _POOLING_OPTIONS | dict.fromkeys(new))
     options = read_options(model_path, _MODEL_OPTIONS)
-    prompts, default_name = options.get("prompts") or {}, options.get("default_prompt_name")
-    prompt = prompts.get(default_name)
-    if any(prompts.values()) and not values.get("include_prompt", True):
+    if any((options.get("prompts") or {}).values()) and not values.get("include_prompt", True):
         fix = f"remove prompts and default_prompt_name from {model_path.name}"
         raise ValueError(f"{path}: include_prompt=False is not supported with a prompt: {fix}")
-    head = {"pooling": poolings[0] if len(poolings) == 1 else poolings}
-    if prompt:
+    return {"pooling": poolings[0] if len(poolings) == 1 else poolings} | _read_prompts(options)
+
+
+def _read_prompts(options: Mapping) -> dict:
+    """Returns the "prompts" of a head, and the "prompt" that each text gets, where it has them."""
+    prompts, default_name = options.get("prompts") or {}, options.get("default_prompt_name")
+    head = {}
+    if prompt := prompts.get(default_name):
         head["prompt"] = prompt
     # Those that a caller may name: their tokens are pooled, too.
     if any(prompts.values()) and prompts.keys() != {default_name}:
@@ -317,13 +383,7 @@ def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
             },
         },
     }
-    prompts = dict(head.get("prompts", {}))
-    if prompt := head.get("prompt"):
-        name = next((name for name, text in prompts.items() if text == prompt), "default")
-        prompts[name] = prompt
-        files[MODEL_FILENAME]["default_prompt_name"] = name
-    if prompts:
-        files[MODEL_FILENAME]["prompts"] = prompts
+    files[MODEL_FILENAME] |= _prompt_options(head)
     if "truncate_dim" in head:
         files[MODEL_FILENAME]["truncate_dim"] = head["truncate_dim"]
     size = len(poolings) * hidden_size
@@ -333,8 +393,44 @@ def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
         size = projection["size"]
     if head["normalize"]:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
-    files[MODULES_FILENAME] = [
-        {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{name}"}
+    files[MODULES_FILENAME] = _list_modules("sentence_transformers.models", modules)
+    return files
+
+
+def sparse_embedding_files(head: Mapping) -> dict[str, list | dict]:
+    """Returns the JSON files that `SparseEncoder` needs for a "sparse_embedding" head.
+
+    The names of the modules are those of its first version, which later ones know, too. It
+    truncates queries to the length of passages.
+    """
+    modules = [("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling")]
+    model = {"model_type": "SparseEncoder", "similarity_fn_name": similarity_of(head)}
+    if "top_k" in head:
+        model["max_active_dims"] = head["top_k"]
+    return {
+        ENCODER_FILENAME: {"max_seq_length": head["max_seq_length"]},
+        MODEL_FILENAME: model | _prompt_options(head),
+        "1_SpladePooling/config.json": {
+            "pooling_strategy": head.get("pooling", "max"),
+            "activation_function": head.get("activation", "relu"),
+        },
+        MODULES_FILENAME: _list_modules("sentence_transformers.sparse_encoder.models", modules),
+    }
+
+
+def _prompt_options(head: Mapping) -> dict:
+    """Returns the options of the model that have the prompts of a head."""
+    prompts, options = dict(head.get("prompts", {})), {}
+    if prompt := head.get("prompt"):
+        name = next((name for name, text in prompts.items() if text == prompt), "default")
+        prompts[name] = prompt
+        options["default_prompt_name"] = name
+    return options | ({"prompts": prompts} if prompts else {})
+
+
+def _list_modules(package: str, modules: Sequence[tuple[str, str]]) -> list[dict]:
+    """Returns the contents of `modules.json`, of the names of the modules and their folders."""
+    return [
+        {"idx": i, "name": f"{i}", "path": path, "type": f"{package}.{name}"}
         for i, (name, path) in enumerate(modules)
     ]
-    return files

@@ -139,13 +139,13 @@ class LabelLayout:
     holds_positions: bool = False  # Labels are positions in the feature, offset in the row.
 
 
-def max_features(length: int) -> int:
+def max_features(length: int, tokens_per_slot: int = 8) -> int:
     """Returns how many features a row may hold, for rows of `length` tokens per feature's sequence.
 
     Enough for short texts to fill it, up to 1,024 tokens. No more: heads have arrays of sequences
-    by positions, which would grow with the square of the length.
+    by positions, which would grow with the square of the length. For `tokens_per_slot` see `Head`.
     """
-    return max(1, min(length // 8, 128))
+    return max(1, min(length // tokens_per_slot, 128))
 
 
 @dataclasses.dataclass(frozen=True)

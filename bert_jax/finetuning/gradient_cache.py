@@ -22,12 +22,14 @@ def add_vector_gradients(
     microbatches: dict[str, jax.Array],
     num_microbatches: jax.Array,
     weight_sum: jax.Array,
+    progress: dict[str, jax.Array],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the loss of a batch, and its microbatches with the gradients of their vectors.
 
     Runs on one data-parallel shard: returns its part of the loss. `embed` computes the vectors of
     one microbatch; `microbatches` are arrays `[microbatches, rows, ...]` of which the first
-    `num_microbatches` are used; the entry "vector_gradients" is added to them.
+    `num_microbatches` are used; the entry "vector_gradients" is added to them. `progress` has the
+    "step" and "num_steps" that `Head.batch_loss` gets.
     """
 
     def embed_at(index, vectors):
@@ -35,7 +37,7 @@ def add_vector_gradients(
 
     def batch_loss(vectors):
         with jax.named_scope("batch_loss"):  # A part of the model in tools/tpu_report.py.
-            return _batch_loss(head, vectors, microbatches, weight_sum)
+            return _batch_loss(head, vectors, microbatches, weight_sum, progress)
 
     shape = jax.eval_shape(embed, microbatch_at(microbatches, 0)).shape
     vectors = jnp.zeros((len(microbatches["tokens"]), *shape))
@@ -44,7 +46,7 @@ def add_vector_gradients(
     return loss, microbatches | {"vector_gradients": gradients}
 
 
-def _batch_loss(head, vectors, microbatches, weight_sum):
+def _batch_loss(head, vectors, microbatches, weight_sum, progress):
     """Returns one shard's part of the loss of the whole batch, all of whose vectors it gets.
 
     The gradient of `psum` sums over the shards: those of all parts reach each vector.
@@ -79,7 +81,7 @@ def _batch_loss(head, vectors, microbatches, weight_sum):
         return jax.lax.psum(empty.at[places].add(values, mode="drop"), "data")
 
     rows = jax.tree.map(gather, examples)
-    outputs = rows.pop("outputs")
+    outputs, rows = rows.pop("outputs"), rows | progress
     if head.takes_part:
         return head.batch_loss(outputs, rows, part=(index, num_shards)) / weight_sum
     return head.batch_loss(outputs, rows) / (weight_sum * num_shards)

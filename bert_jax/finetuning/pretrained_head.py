@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from absl import logging
 
-from bert_jax.model.heads import find_head
+from bert_jax.model.heads import Head, find_head
 from bert_jax.tasks.prompts import NAMES, find_prompt
 
 
@@ -35,21 +35,43 @@ def initial_params(
         encoder.pop("pooler", None)
     elif "pooler" not in encoder:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")
+    others = pretrained_modules(params, model_config, find_head(task_head))
     if not saved_head:
-        return {"encoder": encoder}
+        return {"encoder": encoder} | others
     if saved_head["task"] == task_head["task"] and not new_head:
         check_modules(saved_head, task_head)
     if saved_head["task"] != task_head["task"] or new_head:
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
         logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)
-        return {"encoder": encoder}
+        return {"encoder": encoder} | others
     check_same_head({"lstm_size": 0} | saved_head, {"lstm_size": 0} | task_head)
     if "scheme" in task_head and "scheme" not in saved_head:
         scheme = task_head["scheme"]
         logging.warning("The head has no tagging scheme: assuming config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
     names = (name for name in params if name in ("head", "lstm") or name.startswith("projection_"))
-    return {name: params[name] for name in names} | {"encoder": encoder}
+    return {name: params[name] for name in names} | {"encoder": encoder} | others
+
+
+def pretrained_modules(params: Mapping, model_config, head: Head) -> dict:
+    """Returns the modules of pre-training that a task's head has beside the encoder.
+
+    Raises ValueError if the weights lack one, or predict tokens otherwise than the head does.
+    """
+    for name in head.pretrained_modules:
+        if name not in params:
+            raise ValueError(
+                f"config.init_from has no parameters {name!r}, which the head {head.name} starts "
+                "from: expected a masked LM, such as a pre-trained BERT with its masked-LM head"
+            )
+    if head.pretrained_modules and (
+        model_config.causal or getattr(model_config, "has_query_stream", False)
+    ):
+        raise ValueError(
+            f"config.init_from does not predict a token from the tokens on both sides of it and "
+            f"itself, as the head {head.name} does: expected a masked LM"
+        )
+    return {name: params[name] for name in head.pretrained_modules}
 
 
 def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> None:
@@ -78,6 +100,8 @@ def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> N
         )
     if not isinstance(head.get("pooling", ""), str):
         names.append("pooling")
+    if find_head(head).predicts == "sparse_vector":
+        names += [name for name in find_head(head).options if name in head]
     if names:
         name = names[0]
         raise ValueError(

@@ -54,17 +54,17 @@ def make_finetune_step(
     mesh = shardings.step.mesh
     rows_per_shard = rows_per_microbatch // mesh.shape["data"]
 
-    def gradients_of_shard(params, rows, num_microbatches, weight_sums, dropouts):
+    def gradients_of_shard(params, rows, num_microbatches, weight_sums, dropouts, progress):
         """Returns the losses and gradients of the trials of one shard, summed over `data`."""
 
-        def gradients(params, rows, weight_sum, dropout):
+        def gradients(params, rows, weight_sum, dropout, progress):
             max_microbatches = len(rows["tokens"]) // rows_per_shard
             microbatches = split_into_microbatches(rows, max_microbatches)
             return trial_gradients(
-                model, head, params, microbatches, num_microbatches, weight_sum, dropout
+                model, head, params, microbatches, num_microbatches, weight_sum, dropout, progress
             )
 
-        sums = jax.vmap(gradients)(params, rows, weight_sums, dropouts)
+        sums = jax.vmap(gradients)(params, rows, weight_sums, dropouts, progress)
         return sums if mesh.shape["data"] == 1 else jax.lax.psum(sums, "data")
 
     def number_rows(rows):
@@ -93,16 +93,18 @@ def make_finetune_step(
             rate=hyperparameters.dropout_rate,
             attention_rate=hyperparameters.attention_dropout_rate,
         )
+        num_steps = hyperparameters.num_steps
+        progress = {"step": jnp.full_like(num_steps, state.step), "num_steps": num_steps}
         losses, gradients = jax.shard_map(
             gradients_of_shard,
             mesh=mesh,
-            in_specs=(P("trial"), P("trial", "data"), P(), P("trial"), P("trial")),
+            in_specs=(P("trial"), P("trial", "data"), P(), P("trial"), P("trial"), P("trial")),
             out_specs=P("trial"),
             axis_names={"trial", "data"},
             # With the check, each layer would sum its gradients over `data`, and kernels do not
             # support it.
             check_vma=False,
-        )(state.params, rows, num_microbatches, weight_sums, dropouts)
+        )(state.params, rows, num_microbatches, weight_sums, dropouts, progress)
         update = jax.vmap(apply_trial, in_axes=(TRIAL_AXES, 0, 0), out_axes=(TRIAL_AXES, 0))
         state, norms = update(state, gradients, hyperparameters)
         return state, {"loss": losses} | norms
@@ -118,11 +120,13 @@ def trial_gradients(
     num_microbatches: jax.Array,
     weight_sum: jax.Array,
     dropout: Dropout,
+    progress: dict[str, jax.Array],
 ) -> tuple[jax.Array, dict]:
     """Returns the contribution of one data-parallel shard to the loss of a trial and its gradients.
 
     `microbatches` are arrays `[microbatches, rows, ...]`, of which the first `num_microbatches` are
-    used; `weight_sum` is the sum of the label weights of the whole batch.
+    used; `weight_sum` is the sum of the label weights of the whole batch; `progress` has the "step"
+    and "num_steps" that `Head.batch_loss` gets.
     """
 
     def outputs(params, rows):
@@ -147,6 +151,7 @@ def trial_gradients(
         microbatches,
         num_microbatches,
         weight_sum,
+        progress,
     )
     _, gradients = accumulate_gradients(vector_loss, params, microbatches, num_microbatches)
     return loss, gradients

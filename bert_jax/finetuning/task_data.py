@@ -112,7 +112,7 @@ def row_shape(max_seq_length: int, sequences_per_feature: int, head: Head, pad_i
     """Returns the shape of rows that are large enough for any feature."""
     return RowShape(
         length=max_seq_length * sequences_per_feature,
-        max_sequences=max_features(max_seq_length) * sequences_per_feature,
+        max_sequences=max_features(max_seq_length, head.tokens_per_slot) * sequences_per_feature,
         label_layout=head.label_layout,
         pad_id=pad_id,
         sequences_per_feature=sequences_per_feature,

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array, issparse, vstack
 from scipy.special import expit
 
 from bert_jax.checkpoints.parameters import (
@@ -55,7 +55,6 @@ from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import CHOICES, Execution, ExecutionPlan, log_path, plan_execution
 from bert_jax.model.heads import HEADS, find_head, make_model
 from bert_jax.model.pooling import POOLINGS, SIMILARITIES
-from bert_jax.model.task_models import SparseModel
 from bert_jax.objectives.masked_lm import PretrainingModel
 from bert_jax.objectives.replaced_tokens import Discriminator
 from bert_jax.tasks import pseudo_likelihood, spans, tagging
@@ -333,6 +332,9 @@ class PretrainedModel:
             if prompt_name == "query":
                 max_length = self.head.get("max_query_length", max_length)
         max_length = choose_length(max_length, self.config.max_position_embeddings)
+        if pooling is None and self._has_sparse_head:
+            fix = "call encode_sparse, or set pooling for a vector of the hidden states"
+            raise ValueError(f"this model was trained for sparse vectors: {fix}")
         if pooling not in (None, "pooler", *POOLINGS):
             raise ValueError(f"pooling must be one of {(*POOLINGS, 'pooler')}, got {pooling!r}")
         if pooling == "pooler" and "pooler" not in self.params["encoder"]:
@@ -364,15 +366,18 @@ class PretrainedModel:
         top_k: int | None = None,
         batch_size: int = 8,
         max_length: int | None = None,
+        prompt_name: str | None = None,
     ) -> csr_array:
         """Computes a weight of each token of the vocabulary for each text or pair, as SPLADE does.
 
         Any masked LM has such vectors (`SparseModel`); they are of use after training for search,
-        as in naver/splade-cocondenser-ensembledistil.
+        by a bi-encoder with `similarity.vectors=sparse`, or as in
+        naver/splade-cocondenser-ensembledistil.
 
         Args:
-          top_k: keeps the K largest weights of each text. None: all that are not 0.
-          batch_size, max_length: as in `encode`.
+          top_k: keeps the K largest weights of each text. None: as many as the model's head says,
+            or all that are not 0.
+          batch_size, max_length, prompt_name: as in `encode`.
 
         Returns:
           A SciPy array, float32 `[num_texts, vocab_size]`, for one text `[1, vocab_size]`; its
@@ -382,22 +387,34 @@ class PretrainedModel:
         self.check_fills_masks("weight the tokens of the vocabulary")
         if getattr(self.config, "has_query_stream", False):
             raise ValueError("XLNet predicts only masked tokens: encode_sparse needs another model")
+        head = self.head if self._has_sparse_head else {"task": "sparse_embedding", "labels": ()}
+        if prompt_name is not None and not self._has_sparse_head:
+            reason = "this model has no head for sparse vectors, so there are no prompts"
+            raise ValueError(f"prompt_name={prompt_name!r}: {reason}")
         if top_k is not None:
             check_whole("top_k", top_k, 1, self.config.vocab_size)
+            head = head | {"top_k": top_k}
+        if max_length is None:
+            max_length = head.get("max_seq_length")
+            if prompt_name == "query":
+                max_length = head.get("max_query_length", max_length)
+        prompt = find_prompt(head, prompt_name)
+        parts = [(prompt + first, *second) for first, *second in parts]
         max_length = choose_length(max_length, self.config.max_position_embeddings)
-        module = SparseModel(self.config, self.plan)
+        module = make_model(self.config, head, self.plan)
         params = {name: self.params[name] for name in ("encoder", "mlm")}
         function = functools.partial(forward.head_outputs, module, params)
         features = self._make_features(parts, slice(None), max_length, None)
         rows = self._compute_rows(function, features, batch_size)
-        vectors = [None] * len(features)
+        vectors = [csr_array((0, self.config.vocab_size), dtype=np.float32)]
+        vectors += [None] * len(features)
         for index, weights in forward.split_rows(rows, [1] * len(features)):
-            if top_k is not None:
-                others = np.argsort(-weights, kind="stable")[:, top_k:]
-                weights = weights.copy()
-                np.put_along_axis(weights, others, 0, axis=1)
-            vectors[index] = csr_array(weights)
+            vectors[1 + index] = csr_array(weights)
         return vstack(vectors, format="csr")
+
+    @property
+    def _has_sparse_head(self) -> bool:
+        return bool(self.head) and find_head(self.head).predicts == "sparse_vector"
 
     @overload
     def encode_tokens(
@@ -458,13 +475,17 @@ class PretrainedModel:
         return results[chosen]
 
     def similarity(
-        self, first: np.ndarray | list[np.ndarray], second: np.ndarray | list[np.ndarray]
+        self,
+        first: np.ndarray | csr_array | list[np.ndarray],
+        second: np.ndarray | csr_array | list[np.ndarray],
     ) -> np.ndarray:
         """Compares each of the vectors of `encode` with each: float32 `[len(first), len(second)]`.
 
         By the cosine or, of a bi-encoder that does not normalize, the dot product; a model of
         sentence-transformers may have the negative Euclidean or Manhattan distance. A multi-vector
         model compares results of `encode_tokens`, first of queries, then of passages, by MaxSim.
+        Those of
+        `encode_sparse` are compared by the dot product or, if such a model says so, the cosine.
 
         Raises ValueError unless both are `[num, size]`, or `[size]` for one, of equal sizes; of a
         multi-vector model, lists of `[tokens, size]`, or one of them.
@@ -476,6 +497,13 @@ class PretrainedModel:
             mean = self.head.get("similarity") == "meanmaxsim"
             rows = list(max_similarity_rows(first, second, mean))
             return np.array(rows, np.float32).reshape(len(first), len(second))
+        if issparse(first) and issparse(second) and first.shape[1] == second.shape[1]:
+            name = similarity_of(self.head) if self._has_sparse_head else "dot"
+            return SIMILARITIES[name](first, second).toarray()
+        if issparse(first) or issparse(second):
+            raise ValueError(
+                f"expected sparse vectors of equal sizes, got {first.shape} and {second.shape}"
+            )
         first, second = (np.atleast_2d(np.asarray(each, np.float32)) for each in (first, second))
         if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
             shapes = f"{list(first.shape)} and {list(second.shape)}"

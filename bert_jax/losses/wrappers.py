@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from bert_jax.losses.similarity import unit_vectors
+from bert_jax.losses.similarity import PRECISION, unit_vectors
 
 
 def matryoshka(
@@ -41,7 +41,8 @@ def flops(vectors: jax.Array, weights: jax.Array) -> jax.Array:
     4); FlopsLoss. `vectors` are float32 `[texts, vocabulary]`, `weights` `[texts]`, 0 for unused
     texts.
     """
-    means = weights @ vectors / jnp.maximum(jnp.sum(weights), 1e-9)
+    sums = jnp.matmul(weights, vectors, precision=PRECISION)
+    means = sums / jnp.maximum(jnp.sum(weights), 1e-9)
     return jnp.sum(jnp.square(means))
 
 
@@ -51,15 +52,31 @@ def splade(
     """Returns `loss` plus weighted `flops` of the queries and of the passages.
 
     Formal et al. (2021, "SPLADE v2", section 3); SpladeLoss. The arguments of `loss` are vectors
-    `[examples, 1 + n, vocabulary]`, labels, and weights `[examples]`. The regularizers, which are
-    not means over examples, are multiplied by the sum of the weights.
+    `[examples, 1 + n, vocabulary]`, labels, and weights `[examples]`; the result has one more,
+    which multiplies both weights of the regularizers. These, which are not means over examples, are
+    multiplied by the sum of the weights of the examples; each `part` of a batch has an equal share.
     """
 
-    def regularized(vectors, labels, weights):
+    def regularized(vectors, labels, weights, scale=1.0, **part):
         count = vectors.shape[1] - 1
         passages = vectors[:, 1:].reshape(-1, vectors.shape[-1])
         regularizers = query_weight * flops(vectors[:, 0], weights)
         regularizers += passage_weight * flops(passages, jnp.repeat(weights, count))
-        return loss(vectors, labels, weights) + regularizers * jnp.sum(weights)
+        _, num_parts = part.get("part", (0, 1))
+        regularizers *= scale * jnp.sum(weights) / num_parts
+        return loss(vectors, labels, weights, **part) + regularizers
 
     return regularized
+
+
+def quadratic_warmup(step: jax.Array, num_steps: jax.Array, fraction: float) -> jax.Array:
+    """Returns the factor of the weights of `flops` in an update, float32: from 0 to 1, then 1.
+
+    It rises with the square of `step`, counted from 0, over `fraction` of all steps (Paria et al.,
+    2020, section 6; Formal et al., 2021, section 4.1); SpladeRegularizerWeightSchedulerCallback,
+    which also takes whole steps. With the fraction 0 it is 1.
+    """
+    if not fraction:
+        return jnp.ones(())
+    steps = jnp.maximum(jnp.floor(num_steps * fraction), 1.0)
+    return jnp.square(jnp.minimum(step / steps, 1.0))

@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.sparse import csr_array, issparse, vstack
 
 from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput
 from bert_jax.losses.in_batch import in_batch_loss, late_interaction_loss
@@ -24,14 +25,16 @@ from bert_jax.model.task_models import (
     PooledModel,
     PositionModel,
     multi_vector_model,
+    sparse_model,
     vector_model,
 )
 from bert_jax.runtime.named_modules import import_part
 
-Outputs = Sequence[np.ndarray]
+Outputs = Sequence[np.ndarray | csr_array]
 """A head's float32 output for each feature: classification and multi-label `[classes]`, regression
 `[1]`, multiple choice `[choices]`, tagging `[length, tags]`, span `[length, 2]`, embedding
-`[sequences, H]`, multi-vector `[length, size]`, 0 for tokens whose vectors do not count."""
+`[sequences, H]`, multi-vector `[length, size]`, 0 for tokens whose vectors do not count;
+sparse embedding `[sequences, vocabulary]`, a SciPy array."""
 
 
 def _one_class(features, outputs, cls_last=False):
@@ -57,6 +60,9 @@ def _one_value(features, outputs, cls_last=False):
 
 
 def _equal_vectors(features, outputs, cls_last=False):
+    if issparse(outputs[0]):
+        vectors = vstack(outputs, format="csr")
+        return float((vectors.max(axis=0) - vectors.min(axis=0)).max()) < 1e-3
     return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
 
 
@@ -108,14 +114,15 @@ class Head:
       name: the name under which checkpoints store it: for a head elsewhere, the dotted name of the
         module that offers it as `HEAD`.
       predicts: what one output means: "class", "label_set", "value", "choice", "tag" (a class for
-        each position), "span", "vector" or "token_vectors". The methods of a loaded model follow
-        from it.
+        each position), "span", "vector", "sparse_vector" or "token_vectors". The methods of a
+        loaded model follow from it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
       batch_loss: (outputs `[examples, outputs of an example, size]`, rows of these examples) -> the
         loss, summed over them, of a batch whose examples are compared with each other. Outputs of
         positions are `[examples, sequences, positions, size]`, 0 after each sequence. The rows are
-        their "labels", "weights" and, if there is a teacher, "teacher_outputs".
+        their "labels", "weights" and, if there is a teacher, "teacher_outputs"; beside them are the
+        number of updates before this one, "step", and of all updates, "num_steps".
       takes_part: whether `batch_loss` takes `part`, as in `losses.in_batch`, so that each device
         computes one; otherwise each computes the whole.
       takes_guide: whether `batch_loss` needs the vectors of a teacher.
@@ -123,10 +130,13 @@ class Head:
         if it cannot learn from a teacher.
       module: (model config, number of labels, plan=..., options) -> its Flax module, which has a
         `config` and maps a batch to outputs. Its parameters are "encoder" and below "head".
+      pretrained_modules: other modules, which start from those of pre-training and must be there.
       lstm_module: the module with a BiLSTM between encoder and dense layer; None: there is none.
       options: names of the module's fields that are stored in the settings.
       input_kind: "pooled" (`Encoder.pool`), "sequences" or "positions": each gives one output.
       label_layout: layout of the labels in rows.
+      tokens_per_slot: a row has a slot for a feature for each so many tokens of a sequence: more
+        than a feature is likely to have, where outputs are large.
       is_collapsed: (features, outputs, whether [CLS] is the last token) -> whether all predictions
         are the same, as in a failed run.
       trains_encoder: False if the encoder is frozen.
@@ -146,10 +156,12 @@ class Head:
     takes_guide: bool = False
     soft_loss: Callable[[jax.Array, jax.Array, dict, float], jax.Array] | None = None
     module: Callable[..., nn.Module] = PooledModel
+    pretrained_modules: tuple[str, ...] = ()
     lstm_module: Callable[..., nn.Module] | None = None
     options: tuple[str, ...] = ()
     input_kind: str = "pooled"
     label_layout: LabelLayout = dataclasses.field(default=LabelLayout())
+    tokens_per_slot: int = 8
     is_collapsed: Callable[[Sequence[ModelInput], Outputs, bool], bool] = _one_class
     trains_encoder: bool = True
     class_weights: tuple[float, ...] = ()
@@ -158,8 +170,10 @@ class Head:
     scores: tuple[str, ...] = ()
     transformers: InTransformers | None = None
 
-    def feature_output(self, outputs: np.ndarray) -> np.ndarray:
+    def feature_output(self, outputs: np.ndarray) -> np.ndarray | csr_array:
         """Maps the outputs at a feature's sequences or positions to its entry in `Outputs`."""
+        if self.predicts == "sparse_vector":
+            return csr_array(outputs)
         return outputs.ravel() if self.input_kind == "pooled" else outputs
 
 
@@ -252,6 +266,10 @@ def _in_batch_loss(outputs, rows, **part):
 
 def _late_interaction_loss(outputs, rows, **part):
     return late_interaction_loss(outputs, rows["labels"], rows["weights"], **part)
+
+
+def _sparse_in_batch_loss(outputs, rows, **part):
+    return in_batch_loss(outputs, rows["labels"], rows["weights"], temperature=1.0, **part)
 
 
 def _regression_loss(outputs, rows, target_std=1.0):
@@ -425,6 +443,17 @@ EMBEDDING = Head(
     task="retrieval",
     transformers=InTransformers("", "sentence-similarity", "SentenceTransformer"),
 )
+SPARSE_EMBEDDING = dataclasses.replace(
+    EMBEDDING,
+    name="sparse_embedding",
+    predicts="sparse_vector",
+    batch_loss=_sparse_in_batch_loss,
+    module=sparse_model,
+    pretrained_modules=("mlm",),
+    options=("pooling", "activation", "top_k"),
+    tokens_per_slot=32,
+    transformers=InTransformers("", "feature-extraction", "SparseEncoder"),
+)
 
 MULTI_VECTOR = dataclasses.replace(
     EMBEDDING,
@@ -439,7 +468,6 @@ MULTI_VECTOR = dataclasses.replace(
 )
 
 _POOLED = (CLASSIFICATION, MULTI_LABEL, REGRESSION, MULTIPLE_CHOICE)
-HEADS = {
-    head.name: head for head in (*_POOLED, TAGGING, FEATURE_BASED, SPAN, EMBEDDING, MULTI_VECTOR)
-}
+_VECTORS = (EMBEDDING, SPARSE_EMBEDDING, MULTI_VECTOR)
+HEADS = {head.name: head for head in (*_POOLED, TAGGING, FEATURE_BASED, SPAN, *_VECTORS)}
 """The heads by the name that checkpoints store; `find_head` also finds their variants."""

@@ -236,10 +236,16 @@ class SparseModel(nn.Module):
     tokens of the sequence. The parameters are "encoder" and "mlm", those of pre-training.
 
     Attributes:
+      pooling: "max", or "sum" over the tokens, as in the first SPLADE.
+      activation: "relu", or "log1p_relu", which takes the logarithm twice (Geng et al., 2025).
+      top_k: keeps the K largest weights of a sequence, of equal ones the first; None: all.
       plan: how the encoder runs.
     """
 
     config: object
+    pooling: str = "max"
+    activation: str = "relu"
+    top_k: int | None = None
     plan: ExecutionPlan = ExecutionPlan()
 
     def setup(self):
@@ -253,9 +259,27 @@ class SparseModel(nn.Module):
         dropout = as_dropout(self, dropout, len(batch["tokens"]))
         hidden = self.encoder(batch, dropout)
         logits = self.mlm(hidden, self.encoder.embeddings.token_embedding)
-        # The maximum first: it commutes with an increasing function.
-        largest = pool_tokens(logits, batch["sequence_bounds"], ("max",))
-        return jnp.log1p(nn.relu(largest[..., : self.config.vocab_size]))
+        bounds = batch["sequence_bounds"]
+        if self.pooling == "max":  # The maximum first: it commutes with an increasing function.
+            weights = self._activate(pool_tokens(logits, bounds, ("max",)))
+        else:
+            lengths = bounds[..., 2:] - bounds[..., :1]
+            weights = pool_tokens(self._activate(logits), bounds, ("mean",)) * lengths
+        weights = weights[..., : self.config.vocab_size]
+        if self.top_k is None:
+            return weights
+        largest, places = jax.lax.top_k(weights, min(self.top_k, weights.shape[-1]))
+        zeros = jnp.zeros_like(weights)
+        return jnp.put_along_axis(zeros, places, largest, axis=-1, inplace=False)
+
+    def _activate(self, logits: jax.Array) -> jax.Array:
+        weights = jnp.log1p(nn.relu(logits))
+        return jnp.log1p(weights) if self.activation == "log1p_relu" else weights
+
+
+def sparse_model(config, num_outputs: int = 0, **options) -> SparseModel:
+    """Builds a `SparseModel` from settings; there are no labels, and so `num_outputs` is 0."""
+    return SparseModel(config, **options)
 
 
 def vector_model(

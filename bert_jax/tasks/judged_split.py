@@ -15,6 +15,7 @@ from bert_jax.tasks.retrieval_scores import (
     best_indices,
     query_scores,
     ranks_by_id,
+    scores_of_vectors,
     write_scores,
 )
 from bert_jax.tasks.task import Outputs, Split, limit_examples
@@ -72,8 +73,7 @@ def make_judged_split(
             return np.split(values, np.cumsum([len(ids) for ids in ranked])[:-1])
         if inputs.rules:
             return max_similarity_rows(outputs[: len(queries)], outputs[len(queries) :])
-        vectors = np.concatenate(outputs)
-        return (vectors[len(queries) :] @ vectors[row] for row in range(len(queries)))
+        return scores_of_vectors(outputs, len(queries), range(len(queries)))
 
     def scores_by_query(ranks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         grades = [list(query.grades.values()) for query in queries]

@@ -14,6 +14,7 @@ from bert_jax.tasks.retrieval_scores import (
     best_indices,
     find_ranks,
     query_scores,
+    scores_of_vectors,
     write_scores,
 )
 from bert_jax.tasks.similarity_scores import triplet_accuracy
@@ -180,11 +181,11 @@ def make_ranking_split(
         if inputs.rules:
             queries = [outputs[ranking.lines[0]] for ranking in rankings]
             return zip(rankings, max_similarity_rows(queries, outputs[len(lines) :]), strict=True)
-        values = np.concatenate(outputs)
         if is_bi_encoder:
-            vectors = values[len(lines) :]
-            scores = (vectors @ values[ranking.lines[0]] for ranking in rankings)
+            rows = [ranking.lines[0] for ranking in rankings]
+            scores = scores_of_vectors(outputs, len(lines), rows)
         else:
+            values = np.concatenate(outputs)
             scores = np.split(values, np.cumsum([len(each.passages) for each in rankings])[:-1])
         return zip(rankings, scores, strict=True)
 

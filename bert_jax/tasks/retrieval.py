@@ -61,7 +61,11 @@ DEFAULT_METRICS = {"ranking": f"mrr_at_{TOP}", "similarity": "spearman"}
 ROLES = ("bi_encoder", "cross_encoder")
 QUERY_EXPANSIONS = ("hidden", "attended", "none")
 """Whether a multi-vector model fills queries with masks, and whether tokens attend to these."""
-HEADS = {"dense": heads.EMBEDDING, "multi_vector": heads.MULTI_VECTOR}
+HEADS = {
+    "dense": heads.EMBEDDING,
+    "sparse": heads.SPARSE_EMBEDDING,
+    "multi_vector": heads.MULTI_VECTOR,
+}
 """The head of a bi-encoder, by `config.similarity.vectors`."""
 
 
@@ -86,6 +90,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         rules = TokenRules(settings, tokenizer)
     elif is_bi_encoder:
         settings |= prompt_settings(data.query_prompt, data.passage_prompt)
+    if is_bi_encoder and vectors == "dense":
         settings |= {name: config.similarity[name] for name in ("pooling", "normalize")}
     inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages, rules)
     queries.add(line.text for each in lines.values() for line in each)
@@ -157,6 +162,8 @@ def _check_config(config: ConfigDict) -> TrainingLoss:
         raise ValueError(f"config.data.role={data.role}: expected {' or '.join(ROLES)}")
     if pooling not in POOLINGS:
         raise ValueError(f"config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
+    if config.similarity.vectors == "sparse" and pooling != "mean":
+        raise ValueError(f"config.similarity.pooling={pooling}: sparse vectors have none")
     is_bi_encoder = data.role == "bi_encoder"
     for name in ("query_prompt", "passage_prompt"):
         if data[name] and not is_bi_encoder:
@@ -415,6 +422,11 @@ PREDICT_OPTIONS = {
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]):
     """Returns the predictor of a bi-encoder, for passages or queries, or of a cross-encoder."""
     predicts = heads.find_head(trained.settings).predicts
+    if predicts == "sparse_vector":
+        raise ValueError(
+            "model: bert_jax.predict does not write its sparse vectors: compute them with "
+            "bert_jax.load(DIR).encode_sparse, and save them with scipy.sparse.save_npz"
+        )
     if predicts == "token_vectors":
         raise ValueError(
             "a multi-vector model has a vector for each token, which bert_jax.predict does not "

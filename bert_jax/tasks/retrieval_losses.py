@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.features import LabelLayout
 from bert_jax.losses import in_batch, lists, pairs, triplets
 from bert_jax.losses.similarity import own_dot_products, own_max_similarities
-from bert_jax.losses.wrappers import matryoshka
+from bert_jax.losses.wrappers import matryoshka, quadratic_warmup, splade
 from bert_jax.model.heads import Head
 from bert_jax.model.pooling import tokens_of_sequences
 from bert_jax.runtime.config_fields import Bounds
@@ -178,7 +178,20 @@ MULTI_VECTOR_LOSSES: Mapping[str, TrainingLoss] = {
 """The losses of a bi-encoder with a vector for each token, which compare texts by MaxSim.
 
 They also take `max_query_tokens`, the maximum length of a query."""
-VECTORS = ("dense", "multi_vector")
+_OF_SPARSE = ("triplet", "margin_mse", "score_divergence", "cosent", "angle", "cosine_similarity")
+SPARSE_LOSSES: Mapping[str, TrainingLoss] = {
+    "in_batch": dataclasses.replace(
+        IN_BATCH, function=functools.partial(in_batch.in_batch_loss, temperature=1.0)
+    ),
+    **{name: _DENSE[name] for name in _OF_SPARSE},
+}
+"""The losses of a bi-encoder with sparse vectors, to which `splade` adds its regularizers.
+
+Those that sentence-transformers has for them: with dot products, where the loss does not say
+otherwise."""
+SPLADE_FIELDS = ("query_flops_weight", "passage_flops_weight", "flops_warmup_fraction")
+"""Fields of `config.loss` that belong to `splade`, whatever the loss."""
+VECTORS = ("dense", "sparse", "multi_vector")
 """The kinds of vectors of a bi-encoder, `config.similarity.vectors`."""
 
 CHOICES = {"distance": triplets.DISTANCES, "weighting": lists.WEIGHTINGS}
@@ -194,7 +207,8 @@ def find_loss(config: ConfigDict) -> TrainingLoss:
         raise ValueError(f"config.similarity.vectors={vectors}: expected {' or '.join(VECTORS)}")
     if vectors != "dense" and role != "bi_encoder":
         raise ValueError(f"config.similarity.vectors={vectors}: only a bi_encoder has vectors")
-    losses = MULTI_VECTOR_LOSSES if vectors == "multi_vector" else LOSSES[role]
+    by_vectors = {"sparse": SPARSE_LOSSES, "multi_vector": MULTI_VECTOR_LOSSES}
+    losses = by_vectors.get(vectors, LOSSES[role])
     name = name or next(iter(losses))
     if name not in losses:
         why = f"config.data.role is {role}, and config.similarity.vectors {vectors}"
@@ -211,12 +225,13 @@ def find_loss(config: ConfigDict) -> TrainingLoss:
             expected = " or ".join(CHOICES[field])
             raise ValueError(f"config.{_path(field)}={value}: expected {expected}")
     _check_matryoshka(config)
+    _check_splade(config)
     return loss
 
 
 def _settings(config: ConfigDict) -> dict[str, object]:
     """Returns the settings of all losses; None for those that are not set."""
-    others = ("name", "matryoshka_sizes", "matryoshka_weights")
+    others = ("name", "matryoshka_sizes", "matryoshka_weights", *SPLADE_FIELDS)
     settings = {name: value for name, value in config.loss.items() if name not in others}
     return settings | {"temperature": config.similarity.temperature}
 
@@ -244,6 +259,21 @@ def _check_matryoshka(config: ConfigDict) -> None:
         raise ValueError(f"config.loss.matryoshka_weights={weights}: expected {expected}")
 
 
+def _check_splade(config: ConfigDict) -> None:
+    """Raises ValueError if a regularizer is set for dense vectors, or not set for sparse ones."""
+    is_sparse = config.similarity.vectors == "sparse"
+    for name in SPLADE_FIELDS:
+        value = config.loss[name]
+        if not is_sparse and value is not None:
+            expected = "only by those with similarity.vectors=sparse: leave it out"
+            raise ValueError(f"config.loss.{name}={value} is not used by this loss, {expected}")
+        if is_sparse and value is None and name != "flops_warmup_fraction":
+            raise ValueError(
+                f"config.loss.{name} is not set: how much vectors are pressed to be sparse, such "
+                "as 0.001, or 0 for not at all; retrieval.py:bi_encoder,splade sets it"
+            )
+
+
 def head_with_loss(head: Head, loss: TrainingLoss, config: ConfigDict, longest: int) -> Head:
     """Returns `head` with the loss that `config` describes, and the layout of its labels.
 
@@ -258,12 +288,21 @@ def head_with_loss(head: Head, loss: TrainingLoss, config: ConfigDict, longest: 
     function = functools.partial(loss.function, **given)
     if sizes := config.loss.matryoshka_sizes:
         function = matryoshka(function, sizes, config.loss.matryoshka_weights or [1] * len(sizes))
+    is_sparse = config.similarity.vectors == "sparse"
+    compares = loss.compares or is_sparse  # FLOPS are those of all texts of a batch.
+    if is_sparse:
+        weights = config.loss.query_flops_weight, config.loss.passage_flops_weight
+        function = splade(function, *weights)
+    warmup_fraction = config.loss.flops_warmup_fraction
+    warmup_fraction = 1 / 3 if warmup_fraction is None else warmup_fraction
 
     def batch_loss(outputs, rows, **part):
         if head.predicts == "choice":
             outputs = outputs[..., 0]
-        guide = {"guide_vectors": rows["teacher_outputs"]} if loss.takes_guide else {}
-        return function(outputs, rows["labels"], rows["weights"], **guide, **part)
+        others = {"guide_vectors": rows["teacher_outputs"]} if loss.takes_guide else {}
+        if is_sparse:
+            others = {"scale": quadratic_warmup(rows["step"], rows["num_steps"], warmup_fraction)}
+        return function(outputs, rows["labels"], rows["weights"], **others, **part)
 
     def token_losses(vectors, bounds, labels):
         """Returns the loss of each example of one row, computed one by one to save memory."""
@@ -291,8 +330,8 @@ def head_with_loss(head: Head, loss: TrainingLoss, config: ConfigDict, longest: 
 
     return dataclasses.replace(
         head,
-        loss=None if loss.compares else example_losses,
-        batch_loss=batch_loss if loss.compares else None,
+        loss=None if compares else example_losses,
+        batch_loss=batch_loss if compares else None,
         takes_part=loss.takes_part,
         takes_guide=loss.takes_guide,
         soft_loss=None,

@@ -7,14 +7,39 @@ that gives all passages the same score gets the lowest. (trec_eval orders a tie 
 
 import csv
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from scipy import sparse
+
+from bert_jax.model.heads import Outputs
 
 TOP = 10
 """The last rank at which a passage counts as found."""
 CUTOFFS = (1, TOP, 100)
 """Default numbers of passages, from the first, that scores look at."""
+
+
+def scores_of_vectors(
+    outputs: Outputs, num_queries: int, rows: Iterable[int]
+) -> Iterator[np.ndarray]:
+    """Yields the dot products of one query with all passages, float32 `[passages]`.
+
+    Args:
+      outputs: the vectors of all queries, then of all passages, `[1, size]` each.
+      rows: the indices of the queries to compare.
+    """
+    vectors = join_vectors(outputs)
+    passages = vectors[num_queries:]
+    for row in rows:
+        query = vectors[[row]]
+        yield passages @ (query.toarray() if sparse.issparse(query) else query)[0]
+
+
+def join_vectors(outputs: Outputs) -> np.ndarray | sparse.csr_array:
+    """Returns `[texts, size]`, of vectors `[1, size]` that are all dense, or all sparse."""
+    is_sparse = sparse.issparse(outputs[0])
+    return sparse.vstack(outputs, format="csr") if is_sparse else np.concatenate(outputs)
 
 
 def find_ranks(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.features import ModelInput
+from bert_jax.model.pooling import unit_rows
 from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.queries import (
@@ -18,6 +19,7 @@ from bert_jax.tasks.queries import (
     read_id,
     read_number,
 )
+from bert_jax.tasks.retrieval_scores import join_vectors
 from bert_jax.tasks.similarity_scores import correlation_scores, pair_scores
 from bert_jax.tasks.task import Outputs, Split
 
@@ -87,11 +89,10 @@ def make_pair_split(name: str, pairs: Sequence[TextPair], inputs: Inputs) -> Spl
     features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
 
     def similarities(outputs: Outputs) -> np.ndarray:
-        values = np.concatenate(outputs).astype(np.float64)
         if not inputs.is_bi_encoder:
-            return values
-        vectors = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
-        return np.sum(vectors[: len(pairs)] * vectors[len(pairs) :], axis=1)
+            return np.concatenate(outputs).astype(np.float64)
+        vectors = unit_rows(join_vectors(outputs).astype(np.float64))
+        return (vectors[: len(pairs)] * vectors[len(pairs) :]).sum(axis=1)
 
     def score(outputs: Outputs) -> dict[str, float]:
         found, labels = similarities(outputs), np.array([pair.label for pair in pairs])

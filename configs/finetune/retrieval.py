@@ -18,6 +18,14 @@ recall equals accuracy). MiniLM, a sentence encoder, starts from 0.907 and 0.850
         --config.data.passages=runs/data/xquad/passages.jsonl --config.num_epochs=2 \
         --config.data.num_negatives=0
 
+With `:bi_encoder,splade`, vectors are sparse: SPLADE, from the masked LM of init_from. Sources: the
+learning rate, its 6,000 of 150,000 steps of warm-up, weight decay, batch size and length of
+Formal et al. (2021, "SPLADE v2", section 4.1) and of naver/splade, conf/train/config/splade.yaml;
+the weights of FLOPS of its config_splade++_max.yaml (Formal et al., 2022, "From distillation to
+hard negative sampling"), whose loss is that of the batch, with one negative of each query. For
+`loss.name=margin_mse` with a teacher's scores, config_splade++_cocondenser_ensembledistil.yaml has
+0.5 and 0.4. Not run here at full size.
+
 `:bi_encoder,colbert` trains a model with a vector of size 128 for each token, compared by late
 interaction: ColBERT (Khattab and Zaharia, 2020, sections 3.2 to 3.4), with queries of 32 tokens
 that are filled with masks, no vectors of punctuation in passages, and the learning rate 1e-5 and
@@ -37,7 +45,7 @@ docs/search.md for other forms, and docs/finetuning.md#retrieval. Afterwards
 from ml_collections import ConfigDict
 
 from bert_jax.configs.finetune import fields
-from bert_jax.runtime.config_fields import AT_LEAST_1, POSITIVE, Field
+from bert_jax.runtime.config_fields import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, Field
 
 DATA_PATHS = {
     "data.queries": Field(
@@ -90,17 +98,18 @@ DATA = {
     # Bi-encoder only.
     "similarity.vectors": Field(
         "dense",
-        "dense: one vector per text; multi_vector: one per token, compared by late interaction "
-        "(ColBERT).",
+        "dense: one vector per text; sparse: a weight of each token of the vocabulary (SPLADE), "
+        "from the masked-LM head of init_from, compared by dot products; multi_vector: one vector "
+        "per token, compared by late interaction (ColBERT).",
     ),
-    "similarity.pooling": Field("mean", 'Or "cls"; also the default of `encode`.'),
+    "similarity.pooling": Field("mean", 'Dense: or "cls"; also the default of `encode`.'),
     "similarity.normalize": Field(
-        True, "Cosine; False: dot product, which needs similarity.temperature=1."
+        True, "Dense: cosine; False: dot product, which needs similarity.temperature=1."
     ),
     "similarity.temperature": Field(
         None,
         "Divides the similarities in the training loss. Default: 0.05; guided_in_batch 0.01, "
-        "score_divergence 1; multi_vector 1.",
+        "score_divergence, multi_vector and in_batch of sparse vectors 1.",
         POSITIVE,
         kind=float,
     ),
@@ -163,6 +172,20 @@ DATA = {
     "loss.k": Field(
         None, "lambda: counts only pairs with a passage among the best K.", AT_LEAST_1, kind=int
     ),
+    "loss.query_flops_weight": Field(
+        None,
+        "Sparse vectors: weight of the sum of squared mean activations of queries (FLOPS); the "
+        "larger, the fewer weights are not 0.",
+        AT_LEAST_0,
+        kind=float,
+    ),
+    "loss.passage_flops_weight": Field(None, "The same, of passages.", AT_LEAST_0, kind=float),
+    "loss.flops_warmup_fraction": Field(
+        None,
+        "Fraction of the steps in which both weights rise from 0, quadratically. Default: 1/3.",
+        Bounds(0, 1),
+        kind=float,
+    ),
     "loss.matryoshka_sizes": Field(
         (),
         "Sums any loss of a bi-encoder over vectors truncated to these sizes, and normalized; the "
@@ -170,16 +193,38 @@ DATA = {
     ),
     "loss.matryoshka_weights": Field((), "Weight of the loss of each size. Default: 1 each."),
 }
+RECIPES = {
+    "splade": {
+        "similarity": {"vectors": "sparse"},
+        "loss": {"query_flops_weight": 3e-4, "passage_flops_weight": 1e-4},
+        "learning_rate": 2e-5,
+        "warmup_fraction": 0.04,
+        "decay_from": "warmup_end",
+        "weight_decay": 0.01,
+        "batch_size": 128,
+    },
+    "colbert": {
+        "similarity": {"vectors": "multi_vector"},
+        "data": {"max_query_length": 32, "query_prompt": "[Q] ", "passage_prompt": "[D] "},
+        "learning_rate": 1e-5,
+    },
+}
+"""Fields of published recipes, by the argument after `bi_encoder,`; the docstring has sources."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
     role, _, rest = arg.partition(",")
     if role in ("", "runlocal"):
         role, rest = "bi_encoder", arg
-    if role not in ("bi_encoder", "cross_encoder"):
+    recipe, _, others = rest.partition(",")
+    if recipe in RECIPES and role == "bi_encoder":
+        rest = others
+    else:
+        recipe = ""
+    if role not in ("bi_encoder", "cross_encoder") or rest not in ("", "runlocal"):
         raise ValueError(
             f"unknown argument {arg!r} after the colon: expected 'bi_encoder' or 'cross_encoder', "
-            "or one of them with ',runlocal'"
+            f"or one of them with ',runlocal', or 'bi_encoder,' with {' or '.join(RECIPES)}"
         )
     config = fields.make_task_config("retrieval", DATA_PATHS | DATA)
     config.data.role = role
@@ -187,13 +232,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data.num_negatives = 3
 
     config.max_seq_length = 256  # Tokens of a passage, or of a query and a passage.
-    recipe, _, others = rest.partition(",")
-    if role == "bi_encoder" and recipe == "colbert":
-        rest = others
-        config.similarity.vectors = "multi_vector"
-        config.data.max_query_length = 32
-        config.data.query_prompt, config.data.passage_prompt = "[Q] ", "[D] "
-        config.learning_rate = 1e-5
+    config.update(RECIPES.get(recipe, {}))
     config = fields.apply_runlocal(config, rest)
     config.data.max_query_length = min(config.data.max_query_length, config.max_seq_length // 2)
     return config

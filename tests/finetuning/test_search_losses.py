@@ -29,11 +29,13 @@ NUM_TEXTS = {"pair": 2, "class": 1}  # Of each example; of the other kinds of la
 HEADS = {
     "bi_encoder": heads.heads.EMBEDDING,
     "multi_vector": heads.heads.MULTI_VECTOR,
+    "bi_encoder,splade": heads.heads.SPARSE_EMBEDDING,
     "cross_encoder": heads.heads.CROSS_ENCODER,
 }
 SETTINGS = {
     "bi_encoder": heads.CASES["embedding"].settings,
     "multi_vector": heads.CASES["multi_vector"].settings,
+    "bi_encoder,splade": heads.CASES["sparse_embedding"].settings,
     "cross_encoder": {"task": "multiple_choice", "labels": ["score"], "max_query_length": 8},
 }
 
@@ -116,6 +118,7 @@ def loss_of_whole_batch(case: LossCase):
         # One example per row.
         examples = {name: rows[name][:, 0] for name in rows if name.startswith("teacher")}
         examples |= {"labels": rows["labels"][:, 0], "weights": rows["weights"][:, 0]}
+        examples |= {"step": 0.0, "num_steps": 1.0}
         return case.head.batch_loss(outputs, examples) / NUM_FEATURES
 
     return jax.device_get(jax.jit(jax.value_and_grad(mean))(case.params))
@@ -123,6 +126,10 @@ def loss_of_whole_batch(case: LossCase):
 
 CASES = [
     ("cross_encoder", {"name": "lambda"}),  # Compares the scores of a batch.
+    (
+        "bi_encoder,splade",
+        {"query_flops_weight": 0.2, "passage_flops_weight": 0.1, "flops_warmup_fraction": 0.0},
+    ),
     ("bi_encoder", {"symmetric": True}),
     ("bi_encoder", {"matryoshka_sizes": (32, 8), "matryoshka_weights": (1.0, 0.5)}),
 ]

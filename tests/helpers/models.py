@@ -18,7 +18,7 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.deberta import DebertaConfig
 from bert_jax.model.esm import EsmConfig
-from bert_jax.model.heads import make_model
+from bert_jax.model.heads import find_head, make_model
 from bert_jax.model.longformer import LongformerConfig
 from bert_jax.model.modernbert import ModernBertConfig
 from bert_jax.model.mpnet import MpnetConfig
@@ -123,7 +123,7 @@ def write_head(
         path: np.float32(rng.normal(0, 1, leaf.shape) * (not path.endswith(("bias", "scale"))))
         + np.float32(path.endswith("scale"))
         for path, leaf in parameter_shapes(config, head).items()
-        if not path.startswith(("mlm", "nsp"))
+        if not path.startswith(tuple({"mlm", "nsp"} - {*find_head(head).pretrained_modules}))
     }
     params = flax.traverse_util.unflatten_dict(params, sep="/")
     settings = model_settings(config, params) | {"head": head}

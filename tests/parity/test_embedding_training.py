@@ -23,6 +23,9 @@ datasets = pytest.importorskip("datasets")
 of_vectors = pytest.importorskip("sentence_transformers.sentence_transformer")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+of_sparse = pytest.importorskip("sentence_transformers.sparse_encoder")
+sparse_losses = pytest.importorskip("sentence_transformers.sparse_encoder.losses")
+sparse_modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules")
 samplers = pytest.importorskip("sentence_transformers.base.sampler")
 
 EXAMPLES, BATCH_SIZE, EPOCHS = 29, 8, 5  # An epoch has four batches; the last has 5 examples.
@@ -177,3 +180,28 @@ def test_a_bi_encoder_ends_with_the_same_parameters(num_negatives, changes, make
     for name in expected.keys() - actual.keys():
         np.testing.assert_array_equal(expected.pop(name), before[name])
     check_parameters(before, actual, expected)
+
+
+def test_a_sparse_encoder_ends_with_the_same_parameters(tmp_path):
+    lines, directory = make_lines(1), write_encoder(tmp_path, "BertForMaskedLM")
+    transformer = modules.Transformer(
+        str(directory), max_seq_length=LENGTH, transformer_task="fill-mask"
+    )
+    pooling = sparse_modules.SpladePooling("max")
+    model = of_sparse.SparseEncoder(modules=[transformer, pooling], device="cpu")
+    in_batch = sparse_losses.SparseMultipleNegativesRankingLoss(model)
+    loss = sparse_losses.SpladeLoss(
+        model, in_batch, query_regularizer_weight=0.05, document_regularizer_weight=0.03
+    )
+    changes = {"loss.query_flops_weight": 0.05, "loss.passage_flops_weight": 0.03}
+    actual = train_ours("bi_encoder,splade", changes, directory, lines, tmp_path / "ours")
+    train_theirs(
+        of_sparse.SparseEncoderTrainer,
+        of_sparse.SparseEncoderTrainingArguments,
+        model,
+        loss,
+        lines,
+        tmp_path / "theirs",
+    )
+    expected = {name: each.detach().numpy() for name, each in transformer.model.named_parameters()}
+    check_parameters(load_file(directory / "model.safetensors"), actual, expected)

@@ -23,6 +23,16 @@ DENSE = {
         ],
     },
 }
+SPARSE = {
+    "splade": {},
+    "sum": {"pooling": "sum", "similarity": "cosine"},
+    "top-k and prompts": {
+        "top_k": 5,
+        "activation": "log1p_relu",
+        "prompts": {"query": "the river ", "document": "a "},
+        "prompt": "a ",
+    },
+}
 
 
 def export(path, folder):
@@ -72,3 +82,24 @@ def test_scores_of_a_cross_encoder_are_equal_there_and_back(tmp_path):
     assert back.head["max_seq_length"] == 64
     for model in (ours, back):
         np.testing.assert_allclose(model.score_pairs(pairs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_vectors_are_equal_there_and_back(name, tmp_path):
+    head = {"task": "sparse_embedding", "labels": [], "max_seq_length": 64} | SPARSE[name]
+    ours = export(write_head(tmp_path, **head), tmp_path / "st")
+    theirs = st.SparseEncoder(str(tmp_path / "st"), device="cpu")
+    theirs[0].model.config.bert_jax_head = None  # As in a model that never was ours.
+    theirs.save_pretrained(str(tmp_path / "back"))
+    back = bert_jax.load(tmp_path / "back")
+    assert back.head == ours.head == head
+    inputs = texts(500)
+    for prompt_name in (None, "query"):
+        name = prompt_name if "prompts" in head else None
+        expected = theirs.encode(inputs, prompt_name=name, convert_to_sparse_tensor=False)
+        similarities = theirs.similarity(expected[:50], expected[50:])
+        for model in (ours, back):
+            vectors = model.encode_sparse(inputs, prompt_name=prompt_name)
+            np.testing.assert_allclose(vectors.toarray(), expected.numpy(), atol=1e-5)
+            found = model.similarity(vectors[:50], vectors[50:])
+            np.testing.assert_allclose(found, similarities.numpy(), atol=1e-5, rtol=1e-5)

@@ -17,6 +17,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from scipy.sparse import issparse
 
 import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
@@ -203,6 +204,11 @@ def assert_same(one, other):
             np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def as_dense(output) -> np.ndarray:
+    """Returns a head's output of a feature, which may be sparse, as a NumPy array."""
+    return output.toarray() if issparse(output) else output
+
+
 def loss_equals_float64(case: HeadCase, directory):
     """The mean loss of predictions equals the reference; other heads have none without a batch."""
     outputs, loss = predictor(case)(case.features)
@@ -217,7 +223,7 @@ def packing_changes_no_prediction(case: HeadCase, directory):
     packed, _ = predictor(case)(case.features)
     for feature, one in zip(case.features, packed, strict=True):
         (alone,), _ = predictor(case)([feature])
-        np.testing.assert_allclose(one, alone, atol=1e-5)
+        np.testing.assert_allclose(as_dense(one), as_dense(alone), atol=1e-5)
         if case.head.input_kind == "positions":
             size = len(case.settings["labels"]) or case.model.vector_size
             assert one.shape == (len(feature), size)
@@ -278,7 +284,8 @@ def saved_head_predicts_the_same_when_loaded(case: HeadCase, directory):
     for row, feature, one in zip(outputs, case.features, expected, strict=True):
         is_position = case.head.input_kind == "positions"
         count = len(feature) if is_position else len(feature.sequences)
-        np.testing.assert_allclose(case.head.feature_output(row[:count]), one, atol=1e-5)
+        found = case.head.feature_output(row[:count])
+        np.testing.assert_allclose(as_dense(found), as_dense(one), atol=1e-5)
 
 
 def exported_head_is_read_again(case: HeadCase, directory):
@@ -414,6 +421,10 @@ def with_token_kinds(feature: ModelInput) -> ModelInput:
     )
 
 
+def mean_sparse_in_batch_loss(outputs, labels) -> float:
+    return in_batch_loss([each.toarray() for each in outputs], labels, 1.0) / len(labels)
+
+
 def passages_of(number, length, rng):
     """Each two queries have the same passage; some passages answer other queries, too."""
     own = number // 2
@@ -497,6 +508,12 @@ CASES = {
         },
         MULTI_VECTOR_FEATURES,
         mean_late_interaction_loss,
+        label_shape=(4,),
+    ),
+    "sparse_embedding": HeadCase(
+        {"task": "sparse_embedding", "labels": [], "max_seq_length": 16},
+        make_features(passages_of, num_sequences=3),
+        mean_sparse_in_batch_loss,
         label_shape=(4,),
     ),
 }

@@ -18,7 +18,7 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from bert_jax.tools.squad_to_retrieval import convert
 from tests.helpers.corpora import WORDS, write_vocabulary
 from tests.helpers.json_lines import read_lines, write_lines
-from tests.helpers.models import write_weights
+from tests.helpers.models import write_head, write_weights
 
 
 @pytest.fixture(scope="module")
@@ -490,6 +490,25 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
     np.testing.assert_allclose(exported.encode([line["query"]])[0], vectors[0], atol=1e-6)
 
 
+def test_sparse_vectors_train_and_rank_as_those_of_the_loaded_model(tmp_path):
+    config = config_file.get_config("bi_encoder,splade,runlocal")
+    model = write_head(tmp_path / "masked_lm", task="sparse_embedding", labels=[])
+    config.init_from, config.new_head = str(model), True  # Its prompts are others.
+    config.data.train = config.data.dev = str(write_lines(tmp_path / "train.jsonl", LINES * 3))
+    config.data.num_negatives, config.data.query_prompt = 1, "the "
+    result = finetune.train_and_evaluate(config.lock(), tmp_path / "run")
+    assert 0 < result["dev"]["mrr_at_10"] <= 1 and result["steps"] == 2
+    line = read_lines(tmp_path / "run/predictions/dev.jsonl")[0]
+    loaded = bert_jax.load(tmp_path / "run")
+    query = loaded.encode_sparse([line["query"]], prompt_name="query")
+    passages = loaded.encode_sparse(line["negatives"])
+    scores = loaded.similarity(query, passages)
+    np.testing.assert_allclose(scores, [line["scores"]], rtol=1e-4)
+    np.testing.assert_allclose((passages @ query.T).toarray()[:, 0], line["scores"], rtol=1e-4)
+    with pytest.raises(ValueError, match="encode_sparse"):
+        loaded.encode(["a king"])
+
+
 BAD_LINES = {
     "no query": ([{"positive": "a"}], "line 1: 'query'"),
     "empty positive": ([{"query": "a", "positive": " "}], "line 1: .*positive"),
@@ -608,7 +627,7 @@ def test_negatives_are_trained_with_or_counted_only_if_asked(tmp_path, tokenizer
 
 @pytest.mark.parametrize("argument", ["biencoder", "bi-encoder,runlocal", "bi_encoder,fast"])
 def test_unknown_argument_of_the_configuration_names_those_that_exist(argument):
-    expected = "'runlocal' or none" if argument == "bi_encoder,fast" else "'bi_encoder' or 'cross_"
+    expected = "'bi_encoder' or 'cross_encoder'.*splade"
     with pytest.raises(ValueError, match=f"unknown argument .* expected {expected}"):
         config_file.get_config(argument)
 
