@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bert_jax.data.features import ModelInput
 from bert_jax.model.heads import Outputs
 from bert_jax.tasks import text_classification
+from bert_jax.tasks.records import iterate_records
 from bert_jax.tasks.tables import check_unique, note_unused_columns
 from bert_jax.tasks.task import Predictor, TrainedHead
 
@@ -44,7 +45,7 @@ def predict_blocks(
 
 
 def predict_table(
-    table: str | os.PathLike | Iterable[Mapping],
+    table: object,
     columns: Mapping[str, str | int],
     trained: TrainedHead,
     apply: Callable[[Sequence[ModelInput]], Outputs],
@@ -54,7 +55,7 @@ def predict_table(
     `columns` has a value for each of `text_classification.PREDICT_OPTIONS`.
     """
     is_path = isinstance(table, str | os.PathLike)
-    source = os.fspath(table) if is_path else list(table)
+    source = os.fspath(table) if is_path else list(iterate_records(table))
     if not source:
         if is_path:
             raise ValueError("the path of the table is empty")

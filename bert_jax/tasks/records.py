@@ -1,5 +1,6 @@
 """Examples in memory as dicts: of lists, DataFrames (pandas, polars), Arrow, and `datasets`."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -9,8 +10,8 @@ def iterate_records(data: object) -> Iterator[dict]:
     """Yields each example of `data` as a dict, with values of Python in place of NumPy's.
 
     `data` is an iterable of dicts, a DataFrame of pandas or polars, a table of pyarrow, or a
-    `datasets.Dataset`, whose classes are given by name. Missing values (None, NaN, pandas' NA and
-    NaT, and the class -1 of a Dataset) are None. Raises TypeError for anything else.
+    `datasets.Dataset`, whose classes are given by name. What marks a missing value in a DataFrame
+    (NaN, NA, NaT) or in a Dataset (the class -1) is None. Raises TypeError for anything else.
     """
     if isinstance(data, Mapping | str | bytes):
         expected = "a list of dicts, a DataFrame or a Dataset: of several splits, one of them"
@@ -26,6 +27,8 @@ def iterate_records(data: object) -> Iterator[dict]:
             expected = "a dict of its columns"
             raise TypeError(f"example {number} is a {type(values).__name__}: expected {expected}")
         record = {name: _plain(value) for name, value in values.items()}
+        if library == "pandas":
+            record = {name: None if _is_missing(value) else value for name, value in record.items()}
         for name, names in classes.items():
             label = record[name]
             record[name] = names[label] if label is not None and label >= 0 else None
@@ -48,11 +51,11 @@ def _is_class(feature: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Returns a NumPy value as Python's; None for a missing one."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float) and value != value:
-        return None
-    if type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    return value
+    """Returns a NumPy value as Python's, and any other unchanged."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _is_missing(value: object) -> bool:
+    """Returns whether a value of pandas is NaN, NA or NaT."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return is_nan or type(value).__name__ in ("NAType", "NaTType")
