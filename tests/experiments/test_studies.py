@@ -40,7 +40,7 @@ NAMES = sorted(
     if not path.stem.startswith("study")
     and path.stem
     not in ("all_tokens_mlm", "joined_news", "family_data", "story_endings", "toy_language")
-    and path.stem not in ("vocabulary", "text_sizes")  # Which are no lists of rows.
+    and path.stem not in ("search", "vocabulary", "text_sizes")  # Which are no lists of rows.
 )
 
 

@@ -1,0 +1,78 @@
+"""The stages of experiments/search.py: a small model goes through all; what they hand on."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import search
+from absl import flags
+
+from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.json_lines import read_lines
+from tests.helpers.models import write_weights
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    """Makes the study one of a small model and eight words a paragraph."""
+    flags.FLAGS.mark_as_parsed()
+    rng = random.Random(0)
+    articles = []
+    for number in range(search.HELDOUT_ARTICLES + 4):
+        paragraphs = []
+        for part in range(2):
+            words = rng.choices(WORDS, k=8)
+            identity = f"{number}-{part}"
+            answers = [{"text": words[0], "answer_start": 0}]
+            question = {"id": identity, "question": " ".join(words[:3]), "answers": answers}
+            paragraphs.append({"context": " ".join(words), "qas": [question]})
+        articles.append({"title": str(number), "paragraphs": paragraphs})
+    (tmp_path / "xquad.json").write_text(json.dumps({"data": articles}))
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    monkeypatch.setattr(
+        search, "fetch", lambda _, path: path.exists() or write_weights(path, vocabulary)
+    )
+    monkeypatch.setattr(search, "REPORT", tmp_path / "report.md")
+    monkeypatch.setattr(search, "SEARCHED_LENGTH", 16)
+    monkeypatch.setattr(search, "LENGTHS", {"max_seq_length": 16, "data.max_query_length": 8})
+    cross_encoder = search.CROSS_ENCODER | {"max_seq_length": 16, "data.max_query_length": 8}
+    monkeypatch.setattr(search, "CROSS_ENCODER", cross_encoder)
+    monkeypatch.setattr(search, "SIZES", (32, 8))
+    monkeypatch.setattr(search, "QUARTER", 8)
+    monkeypatch.setitem(search.BI_ENCODER, "loss.matryoshka_sizes", (32, 8))
+    monkeypatch.setattr(search, "MINING", ("--relative_margin=-1", "--min_score=-1"))
+    for name, value in {"xquad": tmp_path / "xquad.json", "workdir": tmp_path / "runs"}.items():
+        monkeypatch.setattr(flags.FLAGS[name], "value", str(value))
+    monkeypatch.setattr(flags.FLAGS["num_seeds"], "value", 1)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_all_stages_of_a_small_model_are_reported(workdir, monkeypatch):
+    search.main([])
+    report = (workdir / "report.md").read_text()
+    scores = [line for line in report.splitlines() if line.startswith("| ")][2:]
+    assert len(scores) == 6
+    seed = workdir / "runs/test/seed_0"
+    logits, taught = read_lines(seed / "taught_logits.jsonl"), read_lines(seed / "taught.jsonl")
+    for one, two in zip(logits, taught, strict=True):
+        own = [one["positive_score"], *one["scores"]]
+        expected = np.multiply(own, search.TEMPERATURE)
+        np.testing.assert_allclose([two["positive_score"], *two["scores"]], expected)
+    heldout = {line["id"] for line in read_lines(workdir / "runs/test/data/dev.jsonl")}
+    assert not heldout & {line["id"] for line in read_lines(seed / "mined.jsonl")}
+
+    monkeypatch.setattr(search, "run_command", None)  # All is there: nothing runs again.
+    search.main([])
+    assert (workdir / "report.md").read_text() == report
+
+
+def test_choosing_settings_leaves_the_test_articles_out(workdir, monkeypatch):
+    monkeypatch.setattr(flags.FLAGS["choose"], "value", True)
+    monkeypatch.setattr(search, "HELDOUT_ARTICLES", 3)
+    articles = json.loads((workdir / "xquad.json").read_text())["data"]
+    contexts = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
+    data = search.prepare(workdir / "runs")
+    assert [line["text"] for line in read_lines(data / "passages.jsonl")] == contexts[:-6]
+    assert [line["positive"] for line in read_lines(data / "dev.jsonl")] == contexts[-12:-6]
