@@ -189,6 +189,7 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                 seeds=[run.seed for run in members],
                 start=stack.start,
                 stop=stack.stop,
+                is_compared=data.task.head.batch_loss is not None,
             )
             logging.info("Compiling the training step ...")
             for step, (rows, num_microbatches) in enumerate(batches, stack.start + 1):

@@ -9,7 +9,6 @@ microbatches; a step skips the empty ones, so that one compiled program serves a
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
@@ -335,24 +334,31 @@ def finetune_batches(
     seeds: Sequence[int],
     start: int,
     stop: int,
+    is_compared: bool = False,
 ) -> Iterator[tuple[dict[str, jax.Array], int]]:
     """Yields batches `start` to `stop` as (rows, number of microbatches in use).
 
     Arrays have a leading axis for the trials, each with the order of its seed. Row r of microbatch
     m is at index `r * max_microbatches + m`, so that every device holds a shard of every
-    microbatch.
+    microbatch. If the loss compares the examples of a batch (`is_compared`), the arrays of a batch
+    that one microbatch holds have no others: the step has a faster program for these.
     """
-    sizes = -(-batch_size // rows_per_microbatch), rows_per_microbatch
+    max_microbatches = -(-batch_size // rows_per_microbatch)
 
     def interleave(*arrays):
         stacked = np.stack(arrays)
-        microbatches = stacked.reshape(len(seeds), *sizes, *stacked.shape[2:])
+        microbatches = stacked.reshape(len(seeds), -1, rows_per_microbatch, *stacked.shape[2:])
         return microbatches.swapaxes(1, 2).reshape(stacked.shape)
 
     for step in range(start, stop):
         orders = [batch_indices(len(features), batch_size, seed, step) for seed in seeds]
         chosen = [[features[index] for index in order] for order in orders]
-        batches = [next(shape.batches(batch, math.prod(sizes))) for batch in chosen]
-        members, rows = zip(*batches, strict=True)
-        num_microbatches = -(-max(map(len, members)) // rows_per_microbatch)
+        packed = [shape.pack(batch) for batch in chosen]
+        num_microbatches = -(-max(map(len, packed)) // rows_per_microbatch)
+        is_whole = is_compared and num_microbatches == 1
+        num_rows = rows_per_microbatch * (1 if is_whole else max_microbatches)
+        rows = [
+            shape.build(([batch[i] for i in row] for row in members), num_rows)
+            for batch, members in zip(chosen, packed, strict=True)
+        ]
         yield to_devices(jax.tree.map(interleave, *rows), sharding), num_microbatches

@@ -22,6 +22,7 @@ from bert_jax.finetuning.stack_steps import StackSteps, build_stack_steps
 from bert_jax.finetuning.step import (
     default_rows_per_microbatch,
     fit_rows_per_microbatch,
+    max_rows_of_whole_batch,
     sample_batch_sizes,
 )
 from bert_jax.finetuning.task_data import TO_PREDICT, TaskData, log_task
@@ -115,7 +116,16 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
     if not config.per_device_batch_size:
         sizes = sample_batch_sizes(task.train, shape, config.batch_size)
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
-        rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
+        max_whole = 0
+        if task.head.predicts == "sparse_vector":  # Logits take more memory than activations.
+            max_whole = rows_per_prediction
+        elif task.head.batch_loss:
+            max_whole = max_rows_of_whole_batch(
+                model_config, shape.length, rows_per_prediction, mesh
+            )
+        rows_per_microbatch = fit_rows_per_microbatch(
+            rows_per_prediction, sizes, num_shards, max_whole
+        )
 
     train_head = task.head
     if config.teacher and task.head.soft_loss:
@@ -131,6 +141,7 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         row=shape.build([], 1),
         pretrained=data.pretrained,
         rows_per_microbatch=rows_per_microbatch,
+        batch_size=config.batch_size,
     )
     setup = FinetuneSetup(
         config=config,

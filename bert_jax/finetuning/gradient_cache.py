@@ -5,7 +5,6 @@ through the model twice: for their outputs, then, once the loss of these is know
 The outputs are vectors, or the scores of a cross-encoder.
 """
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -23,6 +22,7 @@ def add_vector_gradients(
     num_microbatches: jax.Array,
     weight_sum: jax.Array,
     progress: dict[str, jax.Array],
+    batch_size: int,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the loss of a batch, and its microbatches with the gradients of their vectors.
 
@@ -36,8 +36,7 @@ def add_vector_gradients(
         return vectors.at[index].set(embed(microbatch_at(microbatches, index)))
 
     def batch_loss(vectors):
-        with jax.named_scope("batch_loss"):  # A part of the model in tools/tpu_report.py.
-            return _batch_loss(head, vectors, microbatches, weight_sum, progress)
+        return part_of_batch_loss(head, vectors, microbatches, weight_sum, progress, batch_size)
 
     shape = jax.eval_shape(embed, microbatch_at(microbatches, 0)).shape
     vectors = jnp.zeros((len(microbatches["tokens"]), *shape))
@@ -46,10 +45,19 @@ def add_vector_gradients(
     return loss, microbatches | {"vector_gradients": gradients}
 
 
-def _batch_loss(head, vectors, microbatches, weight_sum, progress):
+@jax.named_scope("batch_loss")  # A part of the model in tools/tpu_report.py.
+def part_of_batch_loss(
+    head: Head,
+    vectors: jax.Array,
+    microbatches: dict[str, jax.Array],
+    weight_sum: jax.Array,
+    progress: dict[str, jax.Array],
+    batch_size: int,
+) -> jax.Array:
     """Returns one shard's part of the loss of the whole batch, all of whose vectors it gets.
 
-    The gradient of `psum` sums over the shards: those of all parts reach each vector.
+    `vectors` are those of the shard's own `microbatches`, and have the same two leading axes. The
+    gradient of `psum` sums over the shards: those of all parts reach each vector.
     """
     index, num_shards = jax.lax.axis_index("data"), jax.lax.axis_size("data")
     names = ("labels", "weights", "teacher_outputs")
@@ -58,11 +66,10 @@ def _batch_loss(head, vectors, microbatches, weight_sum, progress):
     outputs = microbatches["sequence_bounds"] if is_per_position else vectors
     slots["outputs"] = outputs.reshape(*slots["weights"].shape, -1, outputs.shape[-1])
     slots = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), slots)
-    # A batch has at most as many examples as rows, far fewer than slots; but all may be in the rows
-    # of one shard. Each sends its own to the places after those of the shards before it.
-    num_examples = math.prod(microbatches["tokens"].shape[:2]) * num_shards
-    num_slots = len(slots["weights"])
-    max_used = min(num_examples, num_slots)
+    # A batch has far fewer examples than slots, and one shard may have all of them: each sends only
+    # its examples, to the places after those of the shards before it. The parts are equally large.
+    num_slots, num_examples = len(slots["weights"]), -(-batch_size // num_shards) * num_shards
+    max_used = min(batch_size, num_slots)
     (used,) = jnp.nonzero(slots["weights"], size=max_used, fill_value=num_slots)
     examples = jax.tree.map(lambda x: x.at[used].get(mode="fill", fill_value=0), slots)
     if is_per_position:

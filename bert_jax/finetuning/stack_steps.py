@@ -74,6 +74,7 @@ def build_stack_steps(
     row: dict[str, jax.Array],
     pretrained: dict,
     rows_per_microbatch: int,
+    batch_size: int,
 ) -> StackSteps:
     """Builds the functions; computes and compiles nothing.
 
@@ -85,6 +86,7 @@ def build_stack_steps(
       row: the arrays of an example row, for the shapes.
       pretrained: the parameters to start from, or their shapes.
       rows_per_microbatch: over all devices.
+      batch_size: the maximum number of examples.
     """
 
     def init(key, pretrained):
@@ -110,7 +112,9 @@ def build_stack_steps(
         shardings=shardings,
         stack_shardings=stacked,
         init=jax.jit(init_stack, out_shardings=stacked),
-        update=make_finetune_step(model, train_head, optimizer, shardings, rows_per_microbatch),
+        update=make_finetune_step(
+            model, train_head, optimizer, shardings, rows_per_microbatch, batch_size
+        ),
         predict=make_predict_step(model, mesh, head),
         select=jax.jit(select, out_shardings=stacked),
         pick=jax.jit(index_leaves, out_shardings=shardings.params),

@@ -22,18 +22,27 @@ from bert_jax.data.features import (
     to_devices,
     unpack_rows,
 )
-from bert_jax.finetuning.gradient_cache import add_vector_gradients
+from bert_jax.finetuning.gradient_cache import add_vector_gradients, part_of_batch_loss
 from bert_jax.model.config import pools_last
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, Outputs, label_weights
 from bert_jax.sharding.compiler_options import product_options
 from bert_jax.sharding.rules import stack_shardings
-from bert_jax.training.gradients import accumulate_gradients, split_into_microbatches
+from bert_jax.training.gradients import (
+    accumulate_gradients,
+    microbatch_at,
+    split_into_microbatches,
+)
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TRIAL_AXES, TrainState, apply_gradients
 
 # Default tokens of a microbatch on one device: enough to keep it busy.
 TOKENS_PER_DEVICE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
+
+# Tokens x layers x hidden size of a whole batch on a CPU whose loss compares its examples: a
+# gradient that keeps their activations, which take about 4 GB, is faster than one that computes
+# them again.
+ACTIVATIONS = 40_000_000
 
 
 def make_finetune_step(
@@ -42,14 +51,16 @@ def make_finetune_step(
     optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     shardings: TrainState,
     rows_per_microbatch: int,
+    batch_size: int,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted (state, rows, num_microbatches, keys, hyperparameters) -> (state, metrics).
 
     It updates a stack of independent trials: all but `num_microbatches` and the state's step have a
     leading axis of trials, sharded over `trial`; `shardings` are for one trial. The state is
-    donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over all labels of
-    the batch, weighted by `label_weights`; dropout is a function of (key, step, index of the row in
-    the batch), whatever the other trials, microbatches and devices.
+    donated; `rows`, of at most `batch_size` examples, are laid out as by `finetune_batches`. The
+    loss is the mean over all labels of the batch, weighted by `label_weights`; dropout is a
+    function of (key, step, index of the row in the batch), whatever the other trials, microbatches
+    and devices.
     """
     mesh = shardings.step.mesh
     rows_per_shard = rows_per_microbatch // mesh.shape["data"]
@@ -61,7 +72,15 @@ def make_finetune_step(
             max_microbatches = len(rows["tokens"]) // rows_per_shard
             microbatches = split_into_microbatches(rows, max_microbatches)
             return trial_gradients(
-                model, head, params, microbatches, num_microbatches, weight_sum, dropout, progress
+                model,
+                head,
+                params,
+                microbatches,
+                num_microbatches,
+                weight_sum,
+                dropout,
+                progress,
+                batch_size,
             )
 
         sums = jax.vmap(gradients)(params, rows, weight_sums, dropouts, progress)
@@ -121,12 +140,14 @@ def trial_gradients(
     weight_sum: jax.Array,
     dropout: Dropout,
     progress: dict[str, jax.Array],
+    batch_size: int,
 ) -> tuple[jax.Array, dict]:
     """Returns the contribution of one data-parallel shard to the loss of a trial and its gradients.
 
     `microbatches` are arrays `[microbatches, rows, ...]`, of which the first `num_microbatches` are
-    used; `weight_sum` is the sum of the label weights of the whole batch; `progress` has the "step"
-    and "num_steps" that `Head.batch_loss` gets.
+    used; `weight_sum` is the sum of the label weights of the whole batch, over all shards, which
+    has at most `batch_size` examples; `progress` has the "step" and "num_steps" that
+    `Head.batch_loss` gets.
     """
 
     def outputs(params, rows):
@@ -145,6 +166,13 @@ def trial_gradients(
     if not head.batch_loss:
         (loss, _), gradients = accumulate_gradients(loss_fn, params, microbatches, num_microbatches)
         return loss, gradients
+    if len(microbatches["tokens"]) == 1:  # Nothing to cache: the gradient keeps the activations.
+
+        def batch_loss(params):
+            vectors = outputs(params, microbatch_at(microbatches, 0))[None]
+            return part_of_batch_loss(head, vectors, microbatches, weight_sum, progress, batch_size)
+
+        return jax.value_and_grad(batch_loss)(params)
     loss, microbatches = add_vector_gradients(
         head,
         functools.partial(outputs, params),
@@ -152,6 +180,7 @@ def trial_gradients(
         num_microbatches,
         weight_sum,
         progress,
+        batch_size,
     )
     _, gradients = accumulate_gradients(vector_loss, params, microbatches, num_microbatches)
     return loss, gradients
@@ -246,18 +275,38 @@ def default_rows_per_microbatch(length: int, per_device_batch_size: int, mesh: M
     return rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def fit_rows_per_microbatch(maximum: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
+def max_rows_of_whole_batch(model_config, length: int, maximum: int, mesh: Mesh) -> int:
+    """Returns up to how many rows a batch that is compared may have in one microbatch.
+
+    On a CPU as many as `ACTIVATIONS` allows, at least `maximum`, those of other microbatches.
+    """
+    if mesh.devices.flat[0].platform != "cpu":
+        return maximum
+    num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = ACTIVATIONS // (length * model_config.num_layers * model_config.hidden_size)
+    return max(maximum, rows // num_shards * num_shards)
+
+
+def fit_rows_per_microbatch(
+    maximum: int, rows_of_batches: Sequence[int], num_shards: int, max_whole: int = 0
+) -> int:
     """Returns the cheapest number of rows per microbatch for batches of the given sizes.
 
     The cost of a microbatch is its rows, padding included, plus about `maximum` / 8 rows for adding
-    its gradients to the others.
+    its gradients to the others. If the loss compares the examples of a batch, batches of up to
+    `max_whole` rows may be one microbatch; those of several go through the model once more, which
+    adds a third.
     """
 
     def cost(rows_per_microbatch):
-        num_microbatches = sum(math.ceil(rows / rows_per_microbatch) for rows in rows_of_batches)
-        return num_microbatches * (rows_per_microbatch + maximum / 8)
+        counts = [math.ceil(rows / rows_per_microbatch) for rows in rows_of_batches]
+        passes = [4 / 3 if max_whole and count > 1 else 1 for count in counts]
+        return sum(
+            count * (rows_per_microbatch * each + maximum / 8)
+            for count, each in zip(counts, passes, strict=True)
+        )
 
-    return min(range(num_shards, maximum + 1, num_shards), key=cost)
+    return min(range(num_shards, max(maximum, max_whole) + 1, num_shards), key=cost)
 
 
 def sample_batch_sizes(

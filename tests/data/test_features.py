@@ -99,8 +99,12 @@ def trial_sharding(sharding):
     return NamedSharding(sharding.mesh, P("trial", *sharding.spec))
 
 
-@pytest.mark.parametrize("head", HEAD_NAMES)
-def test_batch_holds_its_features_whole_in_the_microbatches_in_use(head, trial_sharding):
+@pytest.mark.parametrize(
+    ("head", "is_compared"), [*((name, False) for name in HEAD_NAMES), ("classification", True)]
+)
+def test_batch_holds_its_features_whole_in_the_microbatches_in_use(
+    head, is_compared, trial_sharding
+):
     features, shape = make_features(head, 40), make_shape(head)
     batches = finetune_batches(
         features,
@@ -111,15 +115,16 @@ def test_batch_holds_its_features_whole_in_the_microbatches_in_use(head, trial_s
         seeds=[3],
         start=0,
         stop=3,
+        is_compared=is_compared,
     )
     for step, (rows, used) in enumerate(batches):
         chosen = batch_indices(40, 16, seed=3, step=step)
         rows = jax.tree.map(lambda array: np.asarray(array)[0], rows)
-        assert len(rows["tokens"]) == 16
+        assert len(rows["tokens"]) == (8 if is_compared and used == 1 else 16)
         assert_same_features(read_back(rows, shape), [features[index] for index in chosen])
         # Row r of microbatch m is at index r * max_microbatches + m.
-        is_used = rows["weights"].reshape(8, 2, -1).any(axis=(0, 2))
-        assert is_used.tolist() == [True, used == 2]
+        is_used = rows["weights"].reshape(8, len(rows["tokens"]) // 8, -1).any(axis=(0, 2))
+        assert is_used.tolist() == [True, used == 2][: len(is_used)]
 
 
 def test_each_epoch_reshuffles_all_features_and_keeps_the_last_batch():

@@ -157,6 +157,15 @@ def test_update_equals_the_gradients_of_the_whole_batch(role, fields):
     assert any(np.any(leaf) for leaf in jax.tree.leaves(found[1]["encoder"]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["bi_encoder", "multi_vector"])
+def test_one_microbatch_whose_rows_have_several_examples_has_these_gradients(role):
+    case = make_case(role)
+    found, num_microbatches = update(case, devices=8, rows_per_microbatch=8)
+    assert num_microbatches == 1 and len(case.row_shape().pack(case.features)) < NUM_FEATURES
+    assert_same(found, [loss_of_whole_batch(case)])
+
+
 def test_a_batch_of_one_is_an_error_if_the_loss_compares_examples():
     config = config_file.get_config("bi_encoder,runlocal")
     config.batch_size = 1

@@ -198,3 +198,15 @@ def test_microbatch_is_divisible_by_the_devices_and_no_larger_than_the_maximum(n
 )
 def test_microbatches_hold_batches_with_little_padding(rows, size):
     assert fit_rows_per_microbatch(16, rows, 1) == size
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"),
+    [
+        ([12, 13, 11], 13),  # More than of other microbatches: the gradient keeps the activations.
+        ([12] * 40 + [31], 12),  # The rare large one goes through the model once more.
+        ([40, 40], 20),  # Does not fit.
+    ],
+)
+def test_a_compared_batch_is_one_microbatch_where_it_fits(rows, size):
+    assert fit_rows_per_microbatch(4, rows, 1, max_whole=32) == size

@@ -87,7 +87,9 @@ def ours(model, features) -> dict:
     shardings = infer_shardings(state, mesh, (*TASK_RULES, *RULES))
     state = state.map_trials(lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))
     state = jax.device_put(state, shardings.map_trials(stack_shardings))
-    update = make_finetune_step(network, HEADS[head["task"]], lambda _: optimizer, shardings, 2)
+    kind = HEADS[head["task"]]
+    batch_size = CONFIG.batch_size
+    update = make_finetune_step(network, kind, lambda _: optimizer, shardings, 2, batch_size)
     batches = finetune_batches(
         features,
         RowShape(LENGTH, 3, HEADS[head["task"]].label_layout, 0),

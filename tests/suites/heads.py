@@ -157,6 +157,7 @@ def build_update(
         lambda values: optax.sgd(values.learning_rate),
         shardings,
         rows_per_microbatch,
+        NUM_FEATURES,
     )
     (batch,) = finetune_batches(
         case.features,
@@ -167,6 +168,7 @@ def build_update(
         seeds=[0] * num_trials,
         start=0,
         stop=1,
+        is_compared=head.batch_loss is not None,
     )
     state = state.map_trials(functools.partial(stack, count=num_trials))
     shardings = shardings.map_trials(stack_shardings)

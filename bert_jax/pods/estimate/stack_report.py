@@ -120,6 +120,7 @@ def build_steps(
         row=shape.build([], 1),
         pretrained={"encoder": {}},
         rows_per_microbatch=rows_per_microbatch,
+        batch_size=config.batch_size,
     )
 
 
