@@ -75,13 +75,19 @@ _EXPANSION_OPTIONS = {
 def is_multi_vector(directory: pathlib.Path) -> bool:
     """Returns whether a directory with `modules.json` is one of MultiVectorEncoder or PyLate."""
     kind = read_optional(directory / MODEL_FILENAME).get("model_type")
-    modules = read_list(directory / MODULES_FILENAME)
-    has_mask = any(module["type"].endswith(".MultiVectorMask") for module in modules)
-    return has_mask or kind in ("MultiVectorEncoder", PYLATE_TYPE)
+    return kind in ("MultiVectorEncoder", PYLATE_TYPE)
 
 
 def read_multi_vector(directory: pathlib.Path) -> EmbeddingModules:
     """Reads `modules.json` and what it refers to. Raises ValueError for what is not supported."""
+    try:
+        return _read_multi_vector(directory)
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = f"the modules of {directory} are not as their library writes them"
+        raise ValueError(f"{reason}: {error!r}") from error
+
+
+def _read_multi_vector(directory: pathlib.Path) -> EmbeddingModules:
     path, model_path = directory / MODULES_FILENAME, directory / MODEL_FILENAME
     modules = []
     for module in read_list(path):

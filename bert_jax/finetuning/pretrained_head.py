@@ -81,11 +81,12 @@ def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> N
     """
     names = []
     if find_head(head).predicts == "token_vectors":
-        for name in ("projections", "query_expansion", "skip_words") if task_head else ():
-            if head[name] != task_head[name]:
+        fields = ("projections", "query_expansion", "skip_words", "similarity")
+        for name in fields if task_head else ():
+            if (saved := head.get(name)) != (new := task_head.get(name)):
                 raise ValueError(
-                    f"the weights have a multi-vector head with {name}={head[name]!r:.200}, and "
-                    f"the task has {task_head[name]!r:.200}: set fields of config.similarity or "
+                    f"the weights have a multi-vector head with {name}={saved!r:.200}, and the "
+                    f"task has {new!r:.200}: set fields of config.similarity or "
                     "config.data.max_query_length so that they agree, or config.new_head=True"
                 )
     elif head.get("projections"):

@@ -456,8 +456,9 @@ class PretrainedModel:
         check_texts("texts", texts)
         is_query = prompt_name == "query"
         if max_length is None:
-            limit = trained.max_seq_length
-            max_length = trained.settings["max_query_length"] if is_query else limit
+            max_length = trained.max_seq_length
+            if is_query:
+                max_length = trained.settings.get("max_query_length", max_length)
         max_length = choose_length(max_length, self.config.max_position_embeddings)
         rules = TokenRules(trained.settings, self.tokenizer)
         inputs = TokenizedTexts(

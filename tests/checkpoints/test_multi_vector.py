@@ -137,6 +137,7 @@ def test_markers_are_found_in_texts_as_one_token(tmp_path):
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt", words))
     marker = tokenizer.token_to_id("[unused0]")
     assert marker not in tokenizer.encode("[unused0] king")
-    with_markers = find_in_texts(tokenizer, ["[unused0] ", "[absent] "])
+    with_markers = find_in_texts(tokenizer, ["[unused0] ", "[absent] ", "king "])
+    assert with_markers.encode("kings") == tokenizer.encode("kings")
     assert with_markers.encode("[unused0] king") == [marker, tokenizer.token_to_id("king")]
     assert with_markers.vocab_size == tokenizer.vocab_size

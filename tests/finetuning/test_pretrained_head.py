@@ -44,3 +44,22 @@ def test_pooler_of_modernbert_starts_from_the_head_for_tokens(task, has_pooler):
     initial = initial_params(params, ModernBertConfig(), None, head, new_head=False)
     expected = {"layers": {}} | ({"pooler": transform} if has_pooler else {})
     assert initial == {"encoder": expected}
+
+
+def test_a_multi_vector_head_goes_on_if_the_task_has_the_same():
+    dense = {"size": 8, "has_bias": False, "activation": "identity"}
+    params = {"encoder": {"layers": {}}, "projection_0": {"kernel": np.zeros((2, 8))}}
+    head = {"task": "multi_vector", "labels": [], "projections": [dense], "skip_words": ["."]}
+    head |= {"query_expansion": None, "prompts": {"query": "[Q] ", "document": ""}}
+    assert set(initial_params(params, BERT, head, head, new_head=False)) == set(params)
+    for name, value in (
+        ("projections", [dense | {"size": 4}]),
+        ("query_expansion", {"length": 8}),
+        ("skip_words", []),
+        ("similarity", "meanmaxsim"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            initial_params(params, BERT, head, head | {name: value}, new_head=False)
+    prompts = {"prompts": {"query": "", "document": ""}}
+    with pytest.raises(ValueError, match="query_prompt"):
+        initial_params(params, BERT, head, head | prompts, new_head=False)

@@ -820,3 +820,35 @@ def test_truncated_vectors_are_compared_as_the_head_says(tmp_path):
     np.testing.assert_allclose(np.linalg.norm(vectors["unit"], axis=1), 1, rtol=1e-5)
     directions = vectors["raw"] / np.linalg.norm(vectors["raw"], axis=1, keepdims=True)
     np.testing.assert_allclose(vectors["unit"], directions, atol=1e-5)
+
+
+def test_a_multi_vector_model_has_a_vector_of_each_token_that_counts(tmp_path):
+    head = {
+        "task": "multi_vector",
+        "labels": [],
+        "projections": [{"size": 5, "has_bias": False, "activation": "identity"}],
+        "normalize": True,
+        "query_expansion": {"strategy": "fixed", "length": 8, "attend": False, "token": None},
+        "skip_words": ["."],
+        "prompts": {"query": "the ", "document": ""},
+        "max_seq_length": 16,
+        "max_query_length": 8,
+    }
+    model = bert_jax.load(write_head(tmp_path, **head))
+    queries = model.encode_tokens(["king", "old river"], prompt_name="query")
+    assert [each.shape for each in queries] == [(8, 5), (8, 5)]
+    texts = ["a king .", "the river . of the people"]
+    passages = model.encode_tokens(texts)
+    # With [CLS] and [SEP], without punctuation.
+    assert [each.shape for each in passages] == [(4, 5), (7, 5)]
+    for vectors in (*queries, *passages):
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(model.encode_tokens(texts[0]), passages[0], atol=1e-5)
+    expected = [[(q @ p.T).max(axis=1).sum() for p in passages] for q in queries]
+    np.testing.assert_allclose(model.similarity(queries, passages), expected, rtol=1e-5)
+    best = model.rank("king", texts)[0]
+    assert best.index == np.argmax(expected[0])
+    assert best.score == pytest.approx(max(expected[0]), rel=1e-5)
+    with pytest.raises(ValueError, match="encode_tokens"):
+        model.encode(texts)
+    assert model.encode(texts, pooling="cls").shape == (2, model.config.hidden_size)

@@ -26,6 +26,8 @@ MASKS = (
     {"only_global_queries": True, "has_global": True},
     {"has_ranks": True},
     {"has_ranks": True, "sees_own_rank": False},
+    {"has_hidden": True},
+    {"has_hidden": True, "window": 5},
     {"has_ranks": True, "sees_own_rank": False, "window": 5, "has_global": True},
 )
 # Around one block, one span and two, and a row of several.
@@ -43,12 +45,17 @@ def make_inputs(length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
 
 
 def make_mask(
-    length: int, has_global: bool = False, has_ranks: bool = False, **options
+    length: int,
+    has_global: bool = False,
+    has_ranks: bool = False,
+    has_hidden: bool = False,
+    **options,
 ) -> AttentionMask:
     """Returns the mask of three sequences and padding in a first row, and of two in the other.
 
     Global are the first position of each sequence and of the padding, and the last of the row. The
-    ranks are a permutation, but for some equal ones, the smallest.
+    ranks are a permutation, but for some equal ones, the smallest. Hidden are a third of the
+    positions, and all of the last sequence.
     """
     ids = np.ones((BATCH, length), np.int32)
     ids[1, length // 2 :] = 2
@@ -61,6 +68,9 @@ def make_mask(
         rng = np.random.default_rng(1)
         ranks = np.stack([rng.permutation(length) for _ in ids]).astype(np.int32)
         options["ranks"] = jnp.asarray(np.maximum(ranks, length // 4))
+    if has_hidden:
+        is_hidden = np.random.default_rng(2).random(ids.shape) < 1 / 3
+        options["is_hidden"] = jnp.asarray(is_hidden | (ids == 2))
     return AttentionMask(jnp.asarray(ids), **options)
 
 
@@ -83,6 +93,8 @@ def visible_pairs(mask: AttentionMask, queries: np.ndarray) -> np.ndarray:
         ranks = np.asarray(mask.ranks)
         own, others = ranks[:, queries, None], ranks[:, None]
         sees = sees & (others <= own if mask.sees_own_rank else others < own)
+    if mask.is_hidden is not None:
+        sees = sees & ~np.asarray(mask.is_hidden)[:, None]
     return sees[:, None]
 
 

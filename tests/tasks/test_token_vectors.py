@@ -8,6 +8,7 @@ import pytest
 from bert_jax.configs.finetune import retrieval as config_file
 from bert_jax.data.features import HIDDEN, NO_VECTOR
 from bert_jax.tasks import retrieval
+from bert_jax.tasks.task import TrainedHead
 from bert_jax.tasks.token_vectors import (
     TokenRules,
     as_token_vectors,
@@ -161,3 +162,10 @@ def test_dev_is_ranked_by_max_similarity(tmp_path, tokenizer):
 def test_fields_that_do_not_fit_are_errors(tmp_path, tokenizer, fields, names):
     with pytest.raises(ValueError, match=names):
         make_task(tmp_path, tokenizer, **fields)
+
+
+def test_predicting_files_is_refused_with_the_way_to_do_it(tmp_path, tokenizer):
+    settings = {"task": "multi_vector", "labels": []} | make_task(tmp_path, tokenizer).head_settings
+    trained = TrainedHead(settings, {}, tokenizer, 64)
+    with pytest.raises(ValueError, match="encode_tokens"):
+        retrieval.get_predictor(trained, retrieval.PREDICT_OPTIONS, set())
