@@ -24,6 +24,8 @@ FIELDS = ("learning_rate", "batch_size", "num_epochs", "warmup_fraction", "weigh
         ("squad", "v1,albert", (5e-5, 48, 2, 0.1, 0.01)),
         ("squad", "v2,albert", (3e-5, 48, 3, 0.1, 0.01)),
         ("squad", "v1,spanbert", (2e-5, 32, 4, 0.1, 0.01)),
+        ("retrieval", "bi_encoder,e5", (2e-5, 256, 3, 0.04, 0.01)),
+        ("contrastive", "large", (1e-4, 32_768, 20_000 / 8_240, 0.05, 0.01)),
         ("glue", "mnli", (2e-5, 32, 3, 0.1, 0.01)),  # BERT's own.
     ],
 )

@@ -18,6 +18,13 @@ recall equals accuracy). MiniLM, a sentence encoder, starts from 0.907 and 0.850
         --config.data.passages=runs/data/xquad/passages.jsonl --config.num_epochs=2 \
         --config.data.num_negatives=0
 
+`:bi_encoder,e5` is the second stage of E5 (Wang et al., 2022, "Text embeddings by weakly-supervised
+contrastive pre-training", section 4 and appendix B), after contrastive.py: seven mined negatives,
+cosine divided by 0.01, mean pooling, "query: " and "passage: ". The learning rate is that of base;
+small has 3e-5, large 1e-5. The 400 steps of warm-up are about 0.04 of three epochs of MS MARCO,
+Natural Questions and NLI. The paper also distills a cross-encoder, and weights this loss by 0.2;
+here it is the only one. Not run here at full size.
+
 With `:bi_encoder,splade`, vectors are sparse: SPLADE, from the masked LM of init_from. Sources: the
 learning rate, its 6,000 of 150,000 steps of warm-up, weight decay, batch size and length of
 Formal et al. (2021, "SPLADE v2", section 4.1) and of naver/splade, conf/train/config/splade.yaml;
@@ -194,6 +201,17 @@ DATA = {
     "loss.matryoshka_weights": Field((), "Weight of the loss of each size. Default: 1 each."),
 }
 RECIPES = {
+    "e5": {
+        "data": {"query_prompt": "query: ", "passage_prompt": "passage: ", "num_negatives": 7},
+        "similarity": {"temperature": 0.01},
+        "learning_rate": 2e-5,
+        "warmup_fraction": 0.04,
+        "decay_from": "warmup_end",
+        "weight_decay": 0.01,
+        "batch_size": 256,
+        "num_epochs": 3.0,
+        "max_seq_length": 192,
+    },
     "splade": {
         "similarity": {"vectors": "sparse"},
         "loss": {"query_flops_weight": 3e-4, "passage_flops_weight": 1e-4},

@@ -42,10 +42,12 @@ def report(
     """
     check_numbers(config)
     loss = find_loss(config)
-    if loss.labels != "passages" or loss.takes_guide:
+    vectors = config.similarity.vectors
+    if loss.labels != "passages" or loss.takes_guide or vectors != "dense":
         raise ValueError(
-            f"no report for config.data.role={config.data.role} with config.loss.name="
-            f"{config.loss.name}: expected a bi_encoder with the loss in_batch"
+            f"no report for config.data.role={config.data.role} with config.similarity.vectors="
+            f"{vectors} and config.loss.name={config.loss.name}: expected a bi_encoder with dense "
+            "vectors and the loss in_batch"
         )
     _, devices = compilation.describe_topology(topology)
     mesh = make_mesh(**config.mesh, devices=devices)

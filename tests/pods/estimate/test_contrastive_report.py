@@ -48,10 +48,17 @@ def test_step_is_sharded_over_all_devices_and_its_microbatches_are_counted(monke
 
 
 @pytest.mark.parametrize(
-    ("role", "loss"), [("cross_encoder", ""), ("bi_encoder", "cosent"), ("bi_encoder", "triplet")]
+    ("argument", "loss"),
+    [
+        ("cross_encoder", ""),
+        ("bi_encoder", "cosent"),
+        ("bi_encoder", "triplet"),
+        ("bi_encoder,splade", ""),
+        ("bi_encoder,colbert", ""),
+    ],
 )
-def test_other_losses_have_no_report(role, loss):
-    config = retrieval.get_config(role)
+def test_other_models_and_losses_have_no_report(argument, loss):
+    config = retrieval.get_config(argument)
     config.loss.name = loss
-    with pytest.raises(ValueError, match=f"data.role={role} with config.loss.name={loss}:"):
+    with pytest.raises(ValueError, match=f"no report for .*config.loss.name={loss}:"):
         contrastive_report.report(config, "v5e:2x4")
