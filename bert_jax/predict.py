@@ -89,7 +89,8 @@ OPTIONS = {
     ),
     "passages": Field(
         None,
-        "Bi-encoders: NAME.npy, or a folder of shards, to rank for the queries in --input.",
+        "Bi-encoders: NAME.npy (of sparse vectors NAME.npz), or a folder of shards, to rank for "
+        "the queries in --input.",
         kind=str,
     ),
     "top_k": Field(None, "Bi-encoders: passages to find for a query.", AT_LEAST_1, kind=int),

@@ -13,6 +13,7 @@ from bert_jax.tasks.queries import Inputs, make_feature
 from bert_jax.tasks.retrieval_scores import (
     TOP,
     best_indices,
+    count_active_dims,
     query_scores,
     ranks_by_id,
     scores_of_vectors,
@@ -83,7 +84,8 @@ def make_judged_split(
         rows = zip(queries, places, scores_of(outputs), strict=True)
         ranks = [ranks_by_id(scores, place, query.grades) for query, place, scores in rows]
         values = scores_by_query(ranks)
-        return {name: float(each.mean()) for name, each in values.items()}
+        means = {name: float(each.mean()) for name, each in values.items()}
+        return means | count_active_dims(outputs, len(queries))
 
     # An empty or unknown passage cannot be a positive of SPLIT.jsonl.
     known_ids = [[id_ for id_ in query.grades if corpus.get(id_, "").strip()] for query in queries]

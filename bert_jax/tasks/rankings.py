@@ -12,6 +12,7 @@ from bert_jax.tasks.queries import Inputs, Query, TokenizedTexts, check_differs,
 from bert_jax.tasks.retrieval_scores import (
     TOP,
     best_indices,
+    count_active_dims,
     find_ranks,
     query_scores,
     scores_of_vectors,
@@ -204,7 +205,8 @@ def make_ranking_split(
         return result
 
     def score(outputs: Outputs) -> dict[str, float]:
-        return {name: float(np.nanmean(each)) for name, each in scores_by_query(outputs).items()}
+        means = {name: float(np.nanmean(each)) for name, each in scores_by_query(outputs).items()}
+        return means | count_active_dims(outputs, len(lines))
 
     def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         path = directory / f"{name}.jsonl"

@@ -422,17 +422,12 @@ PREDICT_OPTIONS = {
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]):
     """Returns the predictor of a bi-encoder, for passages or queries, or of a cross-encoder."""
     predicts = heads.find_head(trained.settings).predicts
-    if predicts == "sparse_vector":
-        raise ValueError(
-            "model: bert_jax.predict does not write its sparse vectors: compute them with "
-            "bert_jax.load(DIR).encode_sparse, and save them with scipy.sparse.save_npz"
-        )
     if predicts == "token_vectors":
         raise ValueError(
             "a multi-vector model has a vector for each token, which bert_jax.predict does not "
             "write: use bert_jax.load(DIR).encode_tokens, and rank for MaxSim"
         )
-    if predicts != "vector":
+    if predicts not in ("vector", "sparse_vector"):
         if given:
             raise ValueError(f"--{min(given)}: a cross-encoder ranks the passages of each query")
         return RerankPredictor(trained)

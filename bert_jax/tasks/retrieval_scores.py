@@ -36,6 +36,19 @@ def scores_of_vectors(
         yield passages @ (query.toarray() if sparse.issparse(query) else query)[0]
 
 
+def count_active_dims(outputs: Outputs, num_queries: int) -> dict[str, float]:
+    """Returns how many weights are not 0, a mean over queries and one over passages; {} if dense.
+
+    `outputs` are those of `scores_of_vectors`. The means say how sparse vectors are, and so how
+    fast a search is.
+    """
+    if not sparse.issparse(outputs[0]):
+        return {}
+    counts = [output.nnz for output in outputs]
+    parts = {"query": counts[:num_queries], "passage": counts[num_queries:]}
+    return {f"{name}_active_dims": float(np.mean(each)) for name, each in parts.items()}
+
+
 def join_vectors(outputs: Outputs) -> np.ndarray | sparse.csr_array:
     """Returns `[texts, size]`, of vectors `[1, size]` that are all dense, or all sparse."""
     is_sparse = sparse.issparse(outputs[0])

@@ -8,6 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.sparse import csr_array
+
+from bert_jax.tasks.retrieval_scores import best_indices
 
 MIN_BLOCK = 8192  # Vectors that are compared together; more if many are to be found.
 SCORES_AT_ONCE = 2**23  # 32 MB, which stay in a CPU's caches better than more.
@@ -152,3 +155,24 @@ def _merge_block(
 def _without_sign_of_0(values: jax.Array) -> jax.Array:
     """Returns 0 for -0, which `top_k` takes for smaller."""
     return jnp.where(values == 0, 0.0, values)
+
+
+def search_sparse(queries: csr_array, vectors: Sequence[csr_array], top_k: int) -> Found:
+    """Finds the `top_k` rows of sparse `vectors` with the largest dot products with each query.
+
+    It is `search` of several arrays, computed by SciPy: a block of vectors, transposed, is an
+    inverted index, of which a query reads the rows of its own columns. Products of columns that a
+    query and a vector do not share are 0. `queries` and `vectors` are `[num, size]`.
+    """
+    best = [(np.zeros(0, np.float32), np.zeros(0, np.int64))] * queries.shape[0]
+    first = 0
+    for shard in vectors:
+        for start in range(0, shard.shape[0], MIN_BLOCK):
+            index = shard[start : start + MIN_BLOCK].T.tocsr()
+            places = np.arange(index.shape[1]) + first
+            for row, (scores, indices) in enumerate(best):
+                candidates = np.append(scores, (queries[[row]] @ index).toarray()[0])
+                chosen = best_indices(candidates, top_k)
+                best[row] = candidates[chosen], np.append(indices, places)[chosen]
+            first += index.shape[1]
+    return Found(*map(np.stack, zip(*best, strict=True)))

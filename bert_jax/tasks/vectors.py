@@ -1,8 +1,8 @@
 """Vectors of passages in files: predictors that write them, and that search them for queries.
 
-NAME.npy has the vectors, NAME.ids.jsonl the id and text of each. A large corpus is a folder of such
-files, its shards (`bert_jax.predict --shard_size`), with shards.json about the model that wrote
-them, and their number.
+NAME.npy has the vectors, NAME.ids.jsonl the id and text of each; NAME.npz, as SciPy writes it, has
+sparse ones. A large corpus is a folder of such files, its shards (`bert_jax.predict --shard_size`),
+with shards.json about the model that wrote them, and their number.
 """
 
 import collections
@@ -15,14 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array, issparse, load_npz, save_npz, vstack
 
 from bert_jax.data.features import ModelInput
+from bert_jax.model.heads import find_head
 from bert_jax.tasks import tables
 from bert_jax.tasks.prompts import find_prompt
 from bert_jax.tasks.qrels import join_title
 from bert_jax.tasks.queries import ID_NAMES, Query, TokenizedTexts, iterate_queries
-from bert_jax.tasks.retrieval_scores import CUTOFFS, TOP, rank_scores, ranks_by_id
-from bert_jax.tasks.search import search
+from bert_jax.tasks.retrieval_scores import CUTOFFS, TOP, join_vectors, rank_scores, ranks_by_id
+from bert_jax.tasks.search import search, search_sparse
 from bert_jax.tasks.task import Outputs, TrainedHead, files_with_suffix, write_json_blocks
 from bert_jax.tasks.text_classification import text_features
 
@@ -55,7 +57,12 @@ class VectorPredictor:
     def __init__(self, trained: TrainedHead, options: Mapping):
         if (dtype := options["dtype"]) not in DTYPES:
             raise ValueError(f"dtype={dtype}: expected {' or '.join(DTYPES)}")
-        self.writers = {".npy": functools.partial(write_vectors, dtype=dtype)}
+        if suffix_of(trained) == ".npz":
+            if dtype != "float32":
+                raise ValueError(f"dtype={dtype}: expected float32 for sparse vectors")
+            self.writers = {".npz": write_sparse_vectors}
+        else:
+            self.writers = {".npy": functools.partial(write_vectors, dtype=dtype)}
         self.notes: dict[str, int] = collections.Counter()
         names = ("text", "title", "id", "header_lines", "shard_size", "dtype")
         self.options = {name: options[name] for name in names}
@@ -67,7 +74,7 @@ class VectorPredictor:
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
         paths = files_with_suffix(directory, tables.SUFFIXES)
-        return [(path, f"{path.stem}.npy") for path in paths]
+        return [(path, f"{path.stem}{next(iter(self.writers))}") for path in paths]
 
     def read(self, path: str | pathlib.Path) -> Iterator[tables.Record]:
         text, id_column, title = (self.options[name] for name in ("text", "id", "title"))
@@ -102,10 +109,13 @@ class VectorPredictor:
 
     def describe(
         self, examples: Sequence[tables.Record], outputs: Outputs
-    ) -> list[tuple[dict, np.ndarray]]:
+    ) -> list[tuple[dict, np.ndarray | csr_array]]:
         text = self.options["text"]
         return [
-            ({"id": record.id, "text": record.columns[text]}, np.ravel(output))
+            (
+                {"id": record.id, "text": record.columns[text]},
+                output if issparse(output) else np.ravel(output),
+            )
             for record, output in zip(examples, outputs, strict=True)
         ]
 
@@ -162,40 +172,75 @@ def write_vectors(
             os.fsync(file.fileno())
 
 
+def write_sparse_vectors(
+    path: pathlib.Path, blocks: Iterable[Sequence[tuple[dict, csr_array]]]
+) -> None:
+    """Writes sparse vectors, `[passages, vocabulary]` in float32, and beside them NAME.ids.jsonl.
+
+    All are in memory until it returns, when both files are on the disk. Raises ValueError for
+    values that are not finite.
+    """
+    rows = []
+    with (
+        open(path, "wb") as stream,
+        open(path.with_suffix(IDS_SUFFIX), "w", encoding="utf-8") as names,
+    ):
+        for block in blocks:
+            for name, vector in block:
+                if not np.isfinite(vector.data).all():
+                    raise ValueError(
+                        f"the vector of the passage with the id {name['id']!r} has values that are "
+                        "not finite: check the model's parameters"
+                    )
+                rows.append(vector)
+            names.writelines(json.dumps(name) + "\n" for name, _ in block)
+        save_npz(stream, vstack(rows, format="csr"), compressed=False)
+        for file in (stream, names):
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def suffix_of(trained: TrainedHead) -> str:
+    """Returns the suffix of files of a model's vectors, which need no head if they are dense."""
+    settings = trained.settings
+    is_sparse = bool(settings) and find_head(settings).predicts == "sparse_vector"
+    return ".npz" if is_sparse else ".npy"
+
+
 class Shard(NamedTuple):
     """A file of vectors.
 
     Attributes:
-      vectors: `[passages, size]`, mapped into memory.
+      vectors: `[passages, size]`, mapped into memory; or sparse, and in memory.
       names: the path of their ids and texts.
     """
 
-    vectors: np.ndarray
+    vectors: np.ndarray | csr_array
     names: pathlib.Path
 
 
-def open_vectors(path: pathlib.Path) -> list[Shard]:
+def open_vectors(path: pathlib.Path, suffix: str = ".npy") -> list[Shard]:
     """Opens NAME.npy, or all such files of a folder, in the order of their names.
 
-    Raises ValueError if there is none, if shards or ids are missing, or if sizes differ.
+    With the suffix .npz, they are sparse. Raises ValueError if there is none, if shards or ids are
+    missing, or if sizes differ.
     """
     paths = [path]
     if path.is_dir():
-        paths = sorted(path.glob("*.npy"))
+        paths = sorted(path.glob(f"*{suffix}"))
         paths = _complete_shards(path, paths) if (path / SHARDS_FILENAME).exists() else paths
     names = [each.with_suffix(IDS_SUFFIX) for each in paths]
     complete = all(
-        each.suffix == ".npy" and each.is_file() and name.is_file()
+        each.suffix == suffix and each.is_file() and name.is_file()
         for each, name in zip(paths, names, strict=True)
     )
     if not paths or not complete:
         raise ValueError(
-            f"passages={path}: expected NAME.npy with NAME{IDS_SUFFIX} beside it, or a folder of "
-            "them, as bert_jax.predict with this model writes them for passages"
+            f"passages={path}: expected NAME{suffix} with NAME{IDS_SUFFIX} beside it, or a folder "
+            "of them, as bert_jax.predict with this model writes them for passages"
         )
-    shards = [
-        Shard(np.load(each, mmap_mode="r"), name) for each, name in zip(paths, names, strict=True)
-    ]
+    read = load_npz if suffix == ".npz" else functools.partial(np.load, mmap_mode="r")
+    shards = [Shard(read(each), name) for each, name in zip(paths, names, strict=True)]
     first = shards[0]
     for shard in shards:
         if shard.vectors.shape[1:] != first.vectors.shape[1:]:
@@ -263,7 +308,7 @@ class SearchPredictor:
     """
 
     def __init__(self, trained: TrainedHead, options: Mapping):
-        self._shards = open_vectors(pathlib.Path(options["passages"]))
+        self._shards = open_vectors(pathlib.Path(options["passages"]), suffix_of(trained))
         _check_ids(self._shards)
         if options["top_k"] < TOP:
             raise ValueError(f"top_k={options['top_k']}: expected at least {TOP}")
@@ -299,8 +344,9 @@ class SearchPredictor:
         return features
 
     def describe(self, examples: Sequence[list[Query]], outputs: Outputs) -> list[dict]:
-        queries = np.stack([np.ravel(output) for output in outputs])
-        found = search(queries, [shard.vectors for shard in self._shards], self._top_k)
+        queries, vectors = join_vectors(outputs), [shard.vectors for shard in self._shards]
+        find = search_sparse if issparse(queries) else search
+        found = find(queries, vectors, self._top_k)
         wanted = set(np.unique(found.indices).tolist())
         positives = {line.positive for group in examples for line in group}
         passages: dict[int, dict] = {}

@@ -66,7 +66,12 @@ def dense(inputs, outputs, activation=TANH, **options):
     return ("Dense", values | options, tensors)
 
 
+def splade(**options):
+    return ("SpladePooling", options, {})
+
+
 NORMALIZE = ("Normalize", {}, {})
+MASKED_LM = {"sentence_bert_config": {"transformer_task": "fill-mask"}}
 
 
 def test_poolings_projections_and_normalization_are_applied(tmp_path):
@@ -235,6 +240,21 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
             {"config_sentence_transformers": {"model_type": "SparseEncoder"}},
             "model_type is 'SparseEncoder'",
         ),
+        ([splade()], {}, "transformer_task is not set, expected 'fill-mask'"),
+        ([splade()], MASKED_LM, "needs the tensors of 'mlm'"),
+        ([splade(pooling_strategy="mean")], MASKED_LM, "pooling_strategy is 'mean'"),
+        ([splade(scale=2)], MASKED_LM, "the option scale=2 is not"),
+        (
+            [splade()],
+            MASKED_LM | {"config_sentence_transformers": {"max_active_dims": 0}},
+            "max_active_dims is 0",
+        ),
+        (
+            [splade()],
+            MASKED_LM | {"config_sentence_transformers": {"similarity_fn_name": "euclidean"}},
+            "similarity_fn_name is 'euclidean', expected 'dot' or 'cosine'",
+        ),
+        ([pooling("mean"), ("SparseAutoEncoder", {}, {})], {}, "modules .*SparseAutoEncoder"),
         (
             [pooling("mean")],
             {"sentence_bert_config": {"max_seq_length": 0}},

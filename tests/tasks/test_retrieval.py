@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import finetune
+from bert_jax import finetune, predict
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import retrieval as config_file
@@ -490,6 +490,7 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
     np.testing.assert_allclose(exported.encode([line["query"]])[0], vectors[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sparse_vectors_train_and_rank_as_those_of_the_loaded_model(tmp_path):
     config = config_file.get_config("bi_encoder,splade,runlocal")
     model = write_head(tmp_path / "masked_lm", task="sparse_embedding", labels=[])
@@ -498,6 +499,7 @@ def test_sparse_vectors_train_and_rank_as_those_of_the_loaded_model(tmp_path):
     config.data.num_negatives, config.data.query_prompt = 1, "the "
     result = finetune.train_and_evaluate(config.lock(), tmp_path / "run")
     assert 0 < result["dev"]["mrr_at_10"] <= 1 and result["steps"] == 2
+    assert 0 < result["dev"]["query_active_dims"] <= read_model(model).tokenizer.vocab_size
     line = read_lines(tmp_path / "run/predictions/dev.jsonl")[0]
     loaded = bert_jax.load(tmp_path / "run")
     query = loaded.encode_sparse([line["query"]], prompt_name="query")
@@ -507,6 +509,19 @@ def test_sparse_vectors_train_and_rank_as_those_of_the_loaded_model(tmp_path):
     np.testing.assert_allclose((passages @ query.T).toarray()[:, 0], line["scores"], rtol=1e-4)
     with pytest.raises(ValueError, match="encode_sparse"):
         loaded.encode(["a king"])
+
+    texts = [{"text": text} for text in line["negatives"]]
+    write_lines(tmp_path / "passages.jsonl", texts * 2)
+    passages = str(tmp_path / "shards")
+    predict.predict(tmp_path / "run", tmp_path / "passages.jsonl", passages, {"shard_size": 3})
+    options = {"passages": passages, "top_k": 10}
+    queries = write_lines(tmp_path / "queries.jsonl", [{"query": line["query"]}])
+    predict.predict(tmp_path / "run", queries, tmp_path / "found.jsonl", options)
+    (found,) = read_lines(tmp_path / "found.jsonl")
+    expected = np.repeat(line["scores"], 2)  # Each is there twice.
+    np.testing.assert_allclose([each["score"] for each in found["passages"]], expected, rtol=1e-4)
+    first, second = (int(each["id"]) for each in found["passages"][:2])
+    assert abs(second - first) == len(texts)
 
 
 BAD_LINES = {

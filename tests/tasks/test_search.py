@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from bert_jax.tasks import search as search_module
-from bert_jax.tasks.search import search
+from bert_jax.tasks.search import search, search_sparse
 
 
 @pytest.mark.parametrize(("top_k", "scores_at_once"), [(1, 2**23), (4, 128), (7, 2**23), (999, 1)])
@@ -52,3 +53,19 @@ def test_nothing_is_found_without_vectors_or_queries():
 def test_invalid_arguments_are_clear_errors(queries, vectors, top_k, message):
     with pytest.raises(ValueError, match=message):
         search(queries, vectors, top_k)
+
+
+def test_sparse_search_equals_that_of_the_same_dense_vectors(monkeypatch):
+    monkeypatch.setattr("bert_jax.tasks.search.MIN_BLOCK", 7)
+    rng = np.random.default_rng(0)
+    queries, *shards = (
+        (rng.integers(1, 3, (count, 20)) * (rng.random((count, 20)) < 0.2)).astype(np.float32)
+        for count in (5, 17, 1, 30)
+    )
+    for top_k in (1, 10, 100):
+        expected = search(queries, shards, top_k)
+        found = search_sparse(
+            scipy.sparse.csr_array(queries), [*map(scipy.sparse.csr_array, shards)], top_k
+        )
+        np.testing.assert_array_equal(found.scores, expected.scores)
+        np.testing.assert_array_equal(found.indices, expected.indices)
