@@ -1,4 +1,4 @@
-r"""How much text: 1 and 10 MB, from scratch, continued, or with a replaced vocabulary.
+r"""How much text: 1, 10 and 100 MB, from scratch, continued, or with a replaced vocabulary.
 
     python experiments/text_sizes.py --workdir=runs/text_sizes
 
@@ -25,7 +25,7 @@ from bert_jax.tools.fetch_data import download_wheel, fetch
 
 PACKAGES = ("botocore==1.44.8", "google-api-python-client==2.202.0", "oci==2.189.0")
 REPORT = pathlib.Path(__file__).parent / "reports/text_sizes.md"
-SIZES = (1, 10)  # MB of text to train on.
+SIZES = (1, 10, 100)  # MB of text to train on.
 DOCUMENT_SIZE = 2000  # Characters, at least, but of the last document of a file.
 HELDOUT_FRACTION = 0.01
 VOCAB_SIZE = 8000
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> None:
         lines += [train(workdir, megabytes, way) for way in WAYS]
     heldout = (workdir / "heldout.jsonl").read_text(encoding="utf-8")
     text = REPORT_TEXT.format(
-        sizes=" or ".join(map(str, SIZES)),
+        sizes=", ".join(map(str, SIZES)),
         heldout=heldout.count("\n"),
         vocab_size=VOCAB_SIZE,
         num_steps=TRAINING["num_steps"],
