@@ -32,3 +32,17 @@ def test_each_sequence_is_pooled_by_itself_and_unused_slots_are_zero(poolings):
     pooled = jax.jit(pool_tokens, static_argnums=2)(HIDDEN, BOUNDS, poolings)
     assert pooled.dtype == np.float32
     np.testing.assert_allclose(pooled, expected(poolings), rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_of_the_maximum_reaches_its_first_position():
+    hidden = np.round(HIDDEN)  # With ties.
+    gradients = np.random.default_rng(1).normal(size=(2, 3, 5)).astype(np.float32)
+    found = jax.jit(jax.grad(lambda x: (pool_tokens(x, BOUNDS, ("max",)) * gradients).sum()))(
+        hidden
+    )
+    wanted = np.zeros_like(hidden)
+    for row, slot in ((0, 0), (0, 1), (1, 0)):
+        start, _, end = BOUNDS[row, slot]
+        first = start + hidden[row, start:end].argmax(0)
+        wanted[row, first, np.arange(5)] = gradients[row, slot]
+    np.testing.assert_array_equal(found, wanted)
