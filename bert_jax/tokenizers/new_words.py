@@ -137,9 +137,9 @@ def find_in_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
     options |= {"normalized": False, "special": True}
     for text in texts:
         known = (each for each in (text, *text.split()[:1]) if each in ids)
-        # One that is found already may also be a piece of words, which must stay whole.
+        # A piece of the vocabulary that is found already may be one of words, which stay whole.
         token = next(known, None)
-        if token is not None and tokenizer.encode(token) != [ids[token]]:
+        if token in tokens or (token and tokenizer.encode(token) != [ids[token]]):
             tokens[token] = {"id": ids[token], "content": token} | options
     spec["added_tokens"] = sorted(tokens.values(), key=lambda token: token["id"])
     return _make(tokenizer.stored, spec)
