@@ -32,12 +32,6 @@ from bert_jax.tasks.tables import write_json_lines
 from bert_jax.tools.commands import run_command
 from bert_jax.tools.fetch_data import fetch
 
-XQUAD = flags.DEFINE_string("xquad", None, "English file of XQuAD, xquad.en.json.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Directory of data and runs.", required=True)
-NUM_SEEDS = flags.DEFINE_integer(
-    "num_seeds", 3, "Of the bi-encoders; what follows them has the first.", lower_bound=1
-)
-CHOOSE = flags.DEFINE_bool("choose", False, "Leave the test articles out, to choose settings.")
 REPORT = pathlib.Path(__file__).parent / "reports/search.md"
 REPORT_TEXT = """\
 # Search in stages
@@ -100,12 +94,15 @@ NUM_NEGATIVES = 1
 MINING = ("--relative_margin=-0.1", "--min_score=0.45")
 
 
-def prepare(workdir: pathlib.Path) -> pathlib.Path:
-    """Writes queries and passages; returns their directory."""
-    data, source = workdir / "data", pathlib.Path(XQUAD.value)
+def prepare(workdir: pathlib.Path, source: pathlib.Path, chooses: bool) -> pathlib.Path:
+    """Writes queries and passages of the file `source`; returns their directory.
+
+    To choose settings, the test articles are left out, and the last others take their place.
+    """
+    data = workdir / "data"
     if not (data / "passages.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)
-        if CHOOSE.value:
+        if chooses:
             content = json.loads(source.read_text(encoding="utf-8"))
             content["data"] = content["data"][:-HELDOUT_ARTICLES]
             source = data / "train_articles.json"
@@ -259,12 +256,14 @@ def describe(title: str, seeds: Sequence[Mapping[str, np.ndarray]]) -> str:
     return f"| {title} | {' | '.join(cells)} |"
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    workdir = pathlib.Path(WORKDIR.value) / ("choose" if CHOOSE.value else "test")
-    data = prepare(workdir)
+def run_study(
+    xquad: pathlib.Path, workdir: pathlib.Path, num_seeds: int, chooses: bool = False
+) -> None:
+    """Runs or resumes all stages, and writes the report unless it `chooses` settings."""
+    workdir /= "choose" if chooses else "test"
+    data = prepare(workdir, xquad, chooses)
     seeds = []
-    for seed in range(NUM_SEEDS.value):
+    for seed in range(num_seeds):
         directory = workdir / f"seed_{seed}"
         directory.mkdir(exist_ok=True)
         seeds.append(run_seed(directory, data, seed))
@@ -290,15 +289,28 @@ def main(argv: list[str]) -> None:
         table="\n".join(lines),
         costs=", ".join(f"{name} {minutes:.1f}" for name, minutes in costs.items()),
         total=sum(costs.values()),
-        num_seeds=NUM_SEEDS.value,
+        num_seeds=num_seeds,
         machine=machine(),
         date=datetime.date.today(),
         count=len(seeds[0][START]["mrr_at_10"]),
     )
     print(text)
-    if not CHOOSE.value:
+    if not chooses:
         REPORT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
+    # Here, because tests import the stages beside those of other studies, with flags of their own.
+    XQUAD = flags.DEFINE_string("xquad", None, "English file of XQuAD.", required=True)
+    WORKDIR = flags.DEFINE_string("workdir", None, "Directory of data and runs.", required=True)
+    NUM_SEEDS = flags.DEFINE_integer(
+        "num_seeds", 3, "Of the bi-encoders; what follows them has the first.", lower_bound=1
+    )
+    CHOOSE = flags.DEFINE_bool("choose", False, "Leave the test articles out, to choose settings.")
+
+    def main(argv: list[str]) -> None:
+        del argv
+        paths = pathlib.Path(XQUAD.value), pathlib.Path(WORKDIR.value)
+        run_study(*paths, NUM_SEEDS.value, CHOOSE.value)
+
     app.run(main, flags_parser=parse_flags)

@@ -6,7 +6,6 @@ import random
 import numpy as np
 import pytest
 import search
-from absl import flags
 
 from tests.helpers.corpora import WORDS, write_vocabulary
 from tests.helpers.json_lines import read_lines
@@ -16,7 +15,6 @@ from tests.helpers.models import write_weights
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
     """Makes the study one of a small model and eight words a paragraph."""
-    flags.FLAGS.mark_as_parsed()
     rng = random.Random(0)
     articles = []
     for number in range(search.HELDOUT_ARTICLES + 4):
@@ -42,15 +40,12 @@ def workdir(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "QUARTER", 8)
     monkeypatch.setitem(search.BI_ENCODER, "loss.matryoshka_sizes", (32, 8))
     monkeypatch.setattr(search, "MINING", ("--relative_margin=-1", "--min_score=-1"))
-    for name, value in {"xquad": tmp_path / "xquad.json", "workdir": tmp_path / "runs"}.items():
-        monkeypatch.setattr(flags.FLAGS[name], "value", str(value))
-    monkeypatch.setattr(flags.FLAGS["num_seeds"], "value", 1)
     return tmp_path
 
 
 @pytest.mark.slow
 def test_all_stages_of_a_small_model_are_reported(workdir, monkeypatch):
-    search.main([])
+    search.run_study(workdir / "xquad.json", workdir / "runs", num_seeds=1)
     report = (workdir / "report.md").read_text()
     scores = [line for line in report.splitlines() if line.startswith("| ")][2:]
     assert len(scores) == 6
@@ -64,15 +59,14 @@ def test_all_stages_of_a_small_model_are_reported(workdir, monkeypatch):
     assert not heldout & {line["id"] for line in read_lines(seed / "mined.jsonl")}
 
     monkeypatch.setattr(search, "run_command", None)  # All is there: nothing runs again.
-    search.main([])
+    search.run_study(workdir / "xquad.json", workdir / "runs", num_seeds=1)
     assert (workdir / "report.md").read_text() == report
 
 
 def test_choosing_settings_leaves_the_test_articles_out(workdir, monkeypatch):
-    monkeypatch.setattr(flags.FLAGS["choose"], "value", True)
     monkeypatch.setattr(search, "HELDOUT_ARTICLES", 3)
     articles = json.loads((workdir / "xquad.json").read_text())["data"]
     contexts = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
-    data = search.prepare(workdir / "runs")
+    data = search.prepare(workdir / "runs", workdir / "xquad.json", chooses=True)
     assert [line["text"] for line in read_lines(data / "passages.jsonl")] == contexts[:-6]
     assert [line["positive"] for line in read_lines(data / "dev.jsonl")] == contexts[-12:-6]
