@@ -15,7 +15,7 @@ from tests.helpers.corpora import build_small_corpus
 from tests.helpers.json_lines import read_lines
 from tests.helpers.runs import saved_params, stopped_after_save
 
-pytestmark = pytest.mark.usefixtures("two_devices")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_devices")]
 
 
 def recipe(corpus, *later_phases, **fields):
@@ -58,7 +58,6 @@ def reported(workdir) -> dict[int, tuple]:
     return {line["step"]: tuple(line[name] for name in names) for line in lines}
 
 
-@pytest.mark.slow
 def test_learning_rate_and_masks_follow_the_phases_and_the_stable_checkpoint_is_kept(whole):
     rates = {step: values[1] for step, values in reported(whole).items()}
     peak = 8e-4
@@ -74,7 +73,6 @@ def test_checkpoint_has_the_rotations_of_the_phase_that_wrote_it(whole):
     assert (last.global_rope_base, last.max_position_embeddings) == (40_000.0, 128)
 
 
-@pytest.mark.slow
 def test_decay_from_a_stable_checkpoint_equals_one_run_bit_for_bit(whole, corpus, phases, tmp_path):
     """The branch is also stopped, and resumed without the checkpoint that it started from."""
     stable = recipe(corpus, phases[0], {**phases[1], "num_steps": 1}, decay_steps=0)
