@@ -192,8 +192,11 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                 is_compared=data.task.head.batch_loss is not None,
             )
             logging.info("Compiling the training step ...")
+            compiled_shapes = set()  # Of rows: a batch in one microbatch may have its own program.
             for step, (rows, num_microbatches) in enumerate(batches, stack.start + 1):
-                compiles = step == stack.start + 1
+                shape = jax.tree.leaves(rows)[0].shape
+                compiles = shape not in compiled_shapes
+                compiled_shapes.add(shape)
                 watchdog.beat(f"running step {step}", limited=not compiles)
                 state, step_metrics = setup.steps.update(
                     state, rows, num_microbatches, dropout_keys, hyperparameters

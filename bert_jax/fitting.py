@@ -35,7 +35,7 @@ def fit(
       dev: the same, to select the best checkpoint; None: the last one is kept.
       test: the same, to predict and, with labels, to score; None: none.
       workdir: the directory of the run; a finished run there returns its result at once.
-      task: a configuration in `configs/finetune` and any argument, such as "glue:mrpc".
+      task: a configuration in `configs/finetune`, and its argument: "retrieval:cross_encoder".
       **fields: other values of its fields, such as `num_epochs=2` and `data={"label": "class"}`.
 
     Raises:
@@ -46,27 +46,32 @@ def fit(
     name, _, argument = task.partition(":")
     module = import_part("bert_jax.configs.finetune", name, "get_config")
     config = module.get_config(argument).lock()
-    known = flatten(config)
+    if "train" not in config.data:
+        fix = "use bert_jax.finetune, or a task such as text_classification"
+        raise ValueError(f"task={task} reads config.data.directory, not examples: {fix}")
+    known, arguments = flatten(config), ("init_from", "data.train", "data.dev", "data.test")
     for field in flatten_dict(fields, sep="."):
+        if field in arguments:
+            fix = "pass it as weights, train, dev or test"
+            raise ValueError(f"{field} is set by the arguments of fit: {fix}")
         if field not in known:
             similar = ", ".join(difflib.get_close_matches(field, known)) or "as in --help"
             raise ValueError(f"the task {task} has no field {field} (similar: {similar})")
     config.update({"init_from": str(weights)} | fields)
     for split, examples in (("train", train), ("dev", dev), ("test", test)):
-        if examples is not None:
-            config.data[split] = _as_path(examples, split, pathlib.Path(workdir))
+        config.data[split] = "" if examples is None else _as_path(examples, split, workdir)
     result = train_and_evaluate(config, workdir)
     return load(result["model"]), result
 
 
-def _as_path(examples: object, split: str, workdir: pathlib.Path) -> str:
+def _as_path(examples: object, split: str, workdir: str | pathlib.Path) -> str:
     """Returns the path of the examples; those in memory are written below `workdir`."""
     if isinstance(examples, str | pathlib.Path):
         return str(examples)
-    if is_bucket(str(workdir)):
+    if is_bucket(workdir):
         fix = "write them to a file, or set a directory of this machine"
         raise ValueError(f"{split} has examples in memory, but {workdir} is a bucket: {fix}")
-    path = workdir / f"data/{split}.jsonl"
+    path = pathlib.Path(workdir) / f"data/{split}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(".new")
     tables.write_json_lines(written, (values for values, _ in tables.check_objects(examples)))

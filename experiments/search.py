@@ -176,7 +176,7 @@ class Runs(NamedTuple):
 def read_scores(run: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the scores of each test question, by name."""
     with open(run / "predictions/test_queries.tsv", encoding="utf-8", newline="") as stream:
-        rows = [*csv.DictReader(stream, delimiter="\t")]
+        rows = list(csv.DictReader(stream, delimiter="\t"))
     return {name: np.array([float(row[name]) for row in rows]) for name in METRICS}
 
 
@@ -193,7 +193,7 @@ def vector_scores(
     for line in read_lines(data / "dev.jsonl"):
         positives.setdefault(line["query"], []).append(passages.index(line["positive"]))
     vectors = [
-        model.encode(texts, max_length=SEARCHED_LENGTH) for texts in ([*positives], passages)
+        model.encode(texts, max_length=SEARCHED_LENGTH) for texts in (list(positives), passages)
     ]
     results = []
     for size in sizes:
@@ -206,7 +206,7 @@ def vector_scores(
 
 
 def read_lines(path: pathlib.Path) -> list[dict]:
-    return [*map(json.loads, path.read_text(encoding="utf-8").splitlines())]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run_seed(directory: pathlib.Path, data: pathlib.Path, seed: int) -> dict[str, dict]:
@@ -304,7 +304,7 @@ if __name__ == "__main__":
     XQUAD = flags.DEFINE_string("xquad", None, "English file of XQuAD.", required=True)
     WORKDIR = flags.DEFINE_string("workdir", None, "Directory of data and runs.", required=True)
     NUM_SEEDS = flags.DEFINE_integer(
-        "num_seeds", 3, "Of the bi-encoders; what follows them has the first.", lower_bound=1
+        "num_seeds", 3, "Of the bi-encoders; later stages use the first alone.", lower_bound=1
     )
     CHOOSE = flags.DEFINE_bool("choose", False, "Leave the test articles out, to choose settings.")
 

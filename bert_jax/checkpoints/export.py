@@ -68,7 +68,9 @@ def save_huggingface(
     _check_own_head(params, config, head)
     kind = find_head(head).predicts if head else ""
     if for_pylate and kind != "token_vectors":
-        raise ValueError("PyLate has multi-vector models alone: expected a head for multi_vector")
+        found = f"a head for {head['task']}" if head else "no head"
+        fix = f"this one has {found}: use --to=huggingface"
+        raise ValueError(f"--to=pylate writes multi-vector models, and {fix}")
     if for_pylate:
         prefixes = _one_token_prompts(head["prompts"], tokenizer)
         files |= pylate_files(config.hidden_size, head, prefixes)

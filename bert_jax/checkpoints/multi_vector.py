@@ -3,7 +3,7 @@
 MultiVectorEncoder of sentence-transformers has the modules Transformer, any of Dense,
 MultiVectorMask and Normalize. PyLate (ColBERT in `model_type`) has Transformer and Dense, and the
 rest in keys of one file; Stanford's ColBERT (HF_ColBERT) has the dense layer among the tensors of
-the encoder, and the rest in `artifact.metadata`. What the two mean is read as sentence-transformers
+the encoder, and the rest in `artifact.metadata`. Both are interpreted as sentence-transformers
 does. All options are read or refused by name.
 """
 
@@ -20,6 +20,7 @@ from bert_jax.checkpoints.sentence_transformers import (
     EmbeddingModules,
     check_options,
     dense_config,
+    list_modules,
     read_dense,
     read_limit,
     read_module,
@@ -284,7 +285,7 @@ def multi_vector_files(hidden_size: int, head: Mapping) -> dict[str, list | dict
     files[ENCODER_FILENAME] = {
         "max_seq_length": head["max_seq_length"],
         "document_length": head["max_seq_length"],
-        "query_length": head["max_query_length"],
+        "query_length": head.get("max_query_length", head["max_seq_length"]),
         "query_expansion": expansion and dict(expansion),
     }
     files[MODEL_FILENAME] = {
@@ -293,7 +294,7 @@ def multi_vector_files(hidden_size: int, head: Mapping) -> dict[str, list | dict
         "default_prompt_name": None,
         "similarity_fn_name": head.get("similarity", "maxsim"),
     }
-    files[MODULES_FILENAME] = _list_modules(modules)
+    files[MODULES_FILENAME] = list_modules("sentence_transformers.", modules)
     return files
 
 
@@ -332,7 +333,7 @@ def pylate_files(
                 del values[place]
             values["use_residual"] = False
             modules.append((_PYLATE_DENSE, name.partition("/")[0]))
-    files[MODULES_FILENAME] = _list_modules(modules, package="")
+    files[MODULES_FILENAME] = list_modules("", modules)
     files[ENCODER_FILENAME] = {"max_seq_length": head["max_seq_length"], "do_lower_case": False}
     files[MODEL_FILENAME] = {
         "model_type": PYLATE_TYPE,
@@ -341,20 +342,10 @@ def pylate_files(
         "similarity_fn_name": "MaxSim",
         "query_prefix": prefixes.get("query", ""),
         "document_prefix": prefixes.get("document", ""),
-        "query_length": head["max_query_length"],
+        "query_length": head.get("max_query_length", head["max_seq_length"]),
         "document_length": head["max_seq_length"],
         "do_query_expansion": bool(expansion),
         "attend_to_expansion_tokens": bool(expansion and expansion["attend"]),
         "skiplist_words": head["skip_words"],
     }
     return files
-
-
-def _list_modules(
-    modules: list[tuple[str, str]], package: str = "sentence_transformers."
-) -> list[dict]:
-    """Returns the contents of `modules.json` for pairs of a class and a folder."""
-    return [
-        {"idx": index, "name": f"{index}", "path": folder, "type": f"{package}{name}"}
-        for index, (name, folder) in enumerate(modules)
-    ]

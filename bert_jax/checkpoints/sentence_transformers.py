@@ -393,7 +393,7 @@ def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
         size = projection["size"]
     if head["normalize"]:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
-    files[MODULES_FILENAME] = _list_modules("sentence_transformers.models", modules)
+    files[MODULES_FILENAME] = list_modules("sentence_transformers.models.", modules)
     return files
 
 
@@ -414,7 +414,7 @@ def sparse_embedding_files(head: Mapping) -> dict[str, list | dict]:
             "pooling_strategy": head.get("pooling", "max"),
             "activation_function": head.get("activation", "relu"),
         },
-        MODULES_FILENAME: _list_modules("sentence_transformers.sparse_encoder.models", modules),
+        MODULES_FILENAME: list_modules("sentence_transformers.sparse_encoder.models.", modules),
     }
 
 
@@ -428,9 +428,12 @@ def _prompt_options(head: Mapping) -> dict:
     return options | ({"prompts": prompts} if prompts else {})
 
 
-def _list_modules(package: str, modules: Sequence[tuple[str, str]]) -> list[dict]:
-    """Returns the contents of `modules.json`, of the names of the modules and their folders."""
+def list_modules(package: str, modules: Sequence[tuple[str, str]]) -> list[dict]:
+    """Returns the contents of `modules.json`, of the names of the modules and their folders.
+
+    `package` is what precedes the names, such as "sentence_transformers.models."; "": nothing.
+    """
     return [
-        {"idx": i, "name": f"{i}", "path": path, "type": f"{package}.{name}"}
+        {"idx": i, "name": f"{i}", "path": path, "type": f"{package}{name}"}
         for i, (name, path) in enumerate(modules)
     ]

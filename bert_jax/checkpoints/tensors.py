@@ -56,7 +56,7 @@ class LazyTensors(Mapping[str, np.ndarray]):
         self._readers = readers
 
     def without(self, names: Container[str]) -> "LazyTensors":
-        """Returns the other tensors."""
+        """Returns the tensors whose names are not in `names`."""
         return LazyTensors(
             {name: each for name, each in self._readers.items() if name not in names}
         )

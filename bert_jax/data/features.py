@@ -340,8 +340,8 @@ def finetune_batches(
 
     Arrays have a leading axis for the trials, each with the order of its seed. Row r of microbatch
     m is at index `r * max_microbatches + m`, so that every device holds a shard of every
-    microbatch. If the loss compares the examples of a batch (`is_compared`), the arrays of a batch
-    that one microbatch holds have no others: the step has a faster program for these.
+    microbatch. If the loss compares the examples of a batch (`is_compared`), a batch that
+    fits in one microbatch has no empty ones: the step has a faster program for these.
     """
     max_microbatches = -(-batch_size // rows_per_microbatch)
 

@@ -68,8 +68,8 @@ def pretrained_modules(params: Mapping, model_config, head: Head) -> dict:
         model_config.causal or getattr(model_config, "has_query_stream", False)
     ):
         raise ValueError(
-            f"config.init_from does not predict a token from the tokens on both sides of it and "
-            f"itself, as the head {head.name} does: expected a masked LM"
+            f"config.init_from is a left-to-right or permutation LM: the head {head.name} needs a "
+            "masked LM, such as BERT"
         )
     return {name: params[name] for name in head.pretrained_modules}
 
@@ -102,7 +102,7 @@ def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> N
     if not isinstance(head.get("pooling", ""), str):
         names.append("pooling")
     if find_head(head).predicts == "sparse_vector":
-        names += [name for name in find_head(head).options if name in head]
+        names += [name for name in (*find_head(head).options, "similarity") if name in head]
     if names:
         name = names[0]
         raise ValueError(

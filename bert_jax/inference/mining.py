@@ -176,8 +176,17 @@ def load_corpus(
 
 
 def _encode(model: PretrainedModel, prompt_name: str, texts: Sequence[str]) -> np.ndarray:
-    """Returns vectors of length 1. A model without a head for embeddings has no prompts."""
-    has_prompts = bool(model.head) and find_head(model.head).predicts == "vector"
+    """Returns vectors of length 1. A model without a head for embeddings has no prompts.
+
+    Raises ValueError for a model of sparse vectors or of several vectors per text.
+    """
+    kind = find_head(model.head).predicts if model.head else ""
+    if kind in ("sparse_vector", "token_vectors"):
+        expected = "expected a bi-encoder with similarity.vectors=dense, or an encoder"
+        raise ValueError(
+            f"mining compares dense vectors, and the model has a head for {kind}: {expected}"
+        )
+    has_prompts = kind == "vector"
     name = prompt_name if has_prompts else None
     return model.encode(texts, normalize=True, prompt_name=name)
 

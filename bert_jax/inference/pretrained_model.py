@@ -324,6 +324,9 @@ class PretrainedModel:
         if pooling is None and self.head and find_head(self.head).predicts == "token_vectors":
             fix = "call encode_tokens, or choose a pooling of the encoder, such as 'mean'"
             raise ValueError(f"this model has a vector for each token of a text: {fix}")
+        if pooling is None and self._has_sparse_head:
+            fix = "call encode_sparse, or set pooling for a vector of the hidden states"
+            raise ValueError(f"this model was trained for sparse vectors: {fix}")
         if prompt_name is not None and (pooling is not None or not is_bi_encoder):
             reason = "pooling is set" if is_bi_encoder else "this model has no head for embeddings"
             raise ValueError(f"prompt_name={prompt_name!r}: {reason}, so there are no prompts")
@@ -332,9 +335,6 @@ class PretrainedModel:
             if prompt_name == "query":
                 max_length = self.head.get("max_query_length", max_length)
         max_length = choose_length(max_length, self.config.max_position_embeddings)
-        if pooling is None and self._has_sparse_head:
-            fix = "call encode_sparse, or set pooling for a vector of the hidden states"
-            raise ValueError(f"this model was trained for sparse vectors: {fix}")
         if pooling not in (None, "pooler", *POOLINGS):
             raise ValueError(f"pooling must be one of {(*POOLINGS, 'pooler')}, got {pooling!r}")
         if pooling == "pooler" and "pooler" not in self.params["encoder"]:
@@ -448,8 +448,8 @@ class PretrainedModel:
           prompt_name: what the texts are: "document" (a passage) or "query"; or another name of
             `head["prompts"]`, whose text precedes each passage.
           batch_size: as in `encode`.
-          max_length: maximum in tokens. None: `head["max_seq_length"]`, of queries
-            `head["max_query_length"]`.
+          max_length: maximum in tokens, before the masks that fill a query. None:
+            `head["max_seq_length"]`, of queries `head["max_query_length"]`.
         """
         trained = self._need_head("encode tokens", "token_vectors")
         texts, chosen = as_list(texts)
@@ -485,16 +485,16 @@ class PretrainedModel:
         By the cosine or, of a bi-encoder that does not normalize, the dot product; a model of
         sentence-transformers may have the negative Euclidean or Manhattan distance. A multi-vector
         model compares results of `encode_tokens`, first of queries, then of passages, by MaxSim.
-        Those of
-        `encode_sparse` are compared by the dot product or, if such a model says so, the cosine.
+        Sparse vectors are compared by the dot product, or by the cosine if the head says so.
 
         Raises ValueError unless both are `[num, size]`, or `[size]` for one, of equal sizes; of a
         multi-vector model, lists of `[tokens, size]`, or one of them.
         """
         if self.head and find_head(self.head).predicts == "token_vectors":
             first, second = map(as_token_vectors, (first, second))
-            if len({each.shape[1] for each in (*first, *second)}) > 1:
-                raise ValueError("expected vectors of tokens [tokens, size] of equal sizes")
+            if len(sizes := {each.shape[1] for each in (*first, *second)}) > 1:
+                expected = "expected vectors of tokens [tokens, size] of equal sizes"
+                raise ValueError(f"{expected}, got the sizes {sorted(sizes)}")
             mean = self.head.get("similarity") == "meanmaxsim"
             rows = list(max_similarity_rows(first, second, mean))
             return np.array(rows, np.float32).reshape(len(first), len(second))

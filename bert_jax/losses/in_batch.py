@@ -5,8 +5,9 @@ ones, and of up to m others that answer its query; a negative number in unused e
 that answer a query are never negatives of it: copies of its own passage, which occur if questions
 share a paragraph, and its other positives.
 
-`part` is (index, number): a loss sums over one of so many equal parts of the examples, which are
-compared with all examples. A device that computes one has a fraction of the scores in memory.
+`part` is (index, count): the loss is summed over the index-th of `count` equal shards of the
+queries; each query is compared with the passages of the whole batch. A device that computes one has
+a fraction of the scores in memory.
 """
 
 from collections.abc import Callable
@@ -57,8 +58,8 @@ def late_interaction_loss(
     """Returns `in_batch_loss` with `max_similarities` in place of dot products.
 
     ColBERT (Khattab and Zaharia, 2020); MultiVectorMultipleNegativesRankingLoss. `vectors` are
-    float32 `[examples, 1 + n, tokens, size]`, 0 for tokens that do not count. Queries are known to
-    have at most `max_query_tokens`, the first ones.
+    float32 `[examples, 1 + n, tokens, size]`, 0 for tokens that do not count. Only the first
+    `max_query_tokens` of a query can differ from 0.
     """
 
     def similarities(queries, passages):
@@ -79,11 +80,11 @@ def _in_batch_softmax(
     index, number = part
     size, count = len(vectors) // number, vectors.shape[1] - 1
 
-    def of_part(values):
+    def shard_of(values):
         return jax.lax.dynamic_slice_in_dim(values, index * size, size)
 
-    vectors_of_part, labels_of_part = of_part(vectors), of_part(labels)
-    own, is_unused = of_part(jnp.arange(len(vectors)))[:, None], weights == 0
+    vectors_of_part, labels_of_part = shard_of(vectors), shard_of(labels)
+    own, is_unused = shard_of(jnp.arange(len(vectors)))[:, None], weights == 0
     passages = vectors[:, 1:].reshape(-1, *vectors.shape[2:])
     scores = similarities(vectors_of_part[:, 0], passages)
     answers = _answers(labels_of_part, labels, count)
@@ -94,7 +95,7 @@ def _in_batch_softmax(
         answered = _answers(labels, labels_of_part, count)[:, ::count].T
         losses += _softmax_losses(scores, own_scores, answered | is_unused)
         losses /= 2
-    return jnp.sum(losses * of_part(weights))
+    return jnp.sum(losses * shard_of(weights))
 
 
 def guided_in_batch_loss(

@@ -54,7 +54,7 @@ def max_similarities(queries: jax.Array, passages: jax.Array) -> jax.Array:
 def own_max_similarities(vectors: jax.Array, max_query_tokens: int | None = None) -> jax.Array:
     """Returns `[examples, n]`: `max_similarities` of each query with its own passages.
 
-    Queries are known to have at most `max_query_tokens` tokens, the first ones.
+    Only the first `max_query_tokens` tokens of a query can differ from 0.
     """
 
     def scores_of(each):

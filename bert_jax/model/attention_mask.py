@@ -31,8 +31,8 @@ class AttentionMask:
         section 2.2), and equal ranks see each other. None: all.
       sees_own_rank: False if a position attends only to smaller ranks than its own, as those that
         predict their own token must (the query stream of XLNet, section 2.3).
-      is_hidden: bool `[batch, length]`, the positions that none attends to, not even they
-        themselves, although they attend to others (ColBERT's masks after a query; Khattab and
+      is_hidden: bool `[batch, length]`, positions that no position attends to, not even
+        itself, although they attend to others (ColBERT's masks after a query; Khattab and
         Zaharia, 2020, section 3.2). None: none.
     """
 

@@ -135,8 +135,8 @@ class Head:
       options: names of the module's fields that are stored in the settings.
       input_kind: "pooled" (`Encoder.pool`), "sequences" or "positions": each gives one output.
       label_layout: layout of the labels in rows.
-      tokens_per_slot: a row has a slot for a feature for each so many tokens of a sequence: more
-        than a feature is likely to have, where outputs are large.
+      tokens_per_slot: a packed row has one slot for a feature per this many tokens of a sequence;
+        larger where the outputs of a slot are large.
       is_collapsed: (features, outputs, whether [CLS] is the last token) -> whether all predictions
         are the same, as in a failed run.
       trains_encoder: False if the encoder is frozen.

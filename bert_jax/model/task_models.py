@@ -12,6 +12,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from bert_jax.data.features import HIDDEN, NO_VECTOR
 from bert_jax.losses.similarity import unit_vectors
@@ -319,7 +320,9 @@ def multi_vector_model(
                 f"{config.architecture} cannot: expected attend=True, or one of "
                 f"{', '.join(HIDING_ARCHITECTURES)}"
             )
-        # Kernels for TPUs have no hidden tokens.
+        if plan.uses_kernels:
+            fix = "similarity.query_expansion=attended keeps them"
+            logging.warning("Layers run without TPU kernels, which have no hidden tokens: %s", fix)
         plan = dataclasses.replace(plan, uses_kernels=False)
     return MultiVectorModel(config, layers, hides_tokens=hides_tokens, plan=plan, **options)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 import psutil
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -35,7 +36,10 @@ class CompiledStep(NamedTuple):
 
 
 def compile_step(setup: FinetuneSetup, num_trials: int = 1, num_batches: int = 1) -> CompiledStep:
-    """Compiles the step for `num_trials` per device of `trial`, and reads its first batches."""
+    """Compiles the step for `num_trials` per device of `trial`, and reads its first batches.
+
+    Of these, it keeps those with the shapes of the first one, for which the step is compiled.
+    """
     mesh, count = setup.mesh, num_trials * setup.mesh.shape["trial"]
     keys = jax.random.split(jax.random.key(0), count)
     batches = list(
@@ -48,8 +52,11 @@ def compile_step(setup: FinetuneSetup, num_trials: int = 1, num_batches: int = 1
             seeds=range(count),
             start=0,
             stop=num_batches,
+            is_compared=setup.data.task.head.batch_loss is not None,
         )
     )
+    first = jax.tree.map(np.shape, batches[0][0])
+    batches = [batch for batch in batches if jax.tree.map(np.shape, batch[0]) == first]
     values = setup.hyperparameters(setup.config)
     hyperparameters = jax.tree.map(lambda value: value.repeat(count), values)
     state = setup.steps.abstract_state(count)

@@ -1,6 +1,7 @@
 """What a sweep would run: its trials, their steps, and estimates of memory and time."""
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,8 @@ def measure(setup: FinetuneSetup) -> Cost:
     """Compiles the step of one trial, and times a few steps and predictions of it."""
     step = memory.compile_step(setup, num_batches=1 + TIMED_STEPS)
     state = setup.steps.init(step.keys, setup.data.pretrained)
-    for number, batch in enumerate(step.batches):
+    batches = itertools.islice(itertools.cycle(step.batches), 1 + TIMED_STEPS)
+    for number, batch in enumerate(batches):
         state, _ = step.function(state, *batch, step.keys, step.hyperparameters)
         if number == 0:
             jax.block_until_ready(state)

@@ -37,8 +37,8 @@ def make_judged_split(
 ) -> Split:
     """Builds a split that ranks the passages of a corpus, by id, for judged queries.
 
-    The bi-encoder ranks all of them, or of `max_eval_examples` queries as many, evenly spaced, and
-    those that are judged; the cross-encoder those that the first stage found. A passage that
+    The bi-encoder ranks all of them; with `max_eval_examples`, that many, evenly spaced, and those
+    that are judged. The cross-encoder ranks those that the first stage found. A passage that
     answers the query and is not ranked counts as not found.
     """
     if inputs.is_bi_encoder:
@@ -95,7 +95,7 @@ def make_judged_split(
     identity = inputs.passages.identity
 
     def describe(outputs: Outputs) -> Iterator[tuple[dict | None, dict, np.ndarray]]:
-        """Yields of each query its line in the input format, its results with ids, and its ranks.
+        """Yields, for each query, its line in the input format, its results, and its ranks.
 
         The line is None without a positive.
         """

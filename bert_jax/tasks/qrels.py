@@ -160,7 +160,9 @@ def _iterate_named(path: pathlib.Path) -> Iterator[tuple[dict, str]]:
     if len(first) != 2 or {*first} & {*ID_NAMES, *_TEXT_NAMES}:
         yield from tables.iterate_rows(path)
         return
-    logging.info("%s: ids and texts, without a header", path)
+    logging.warning(
+        "%s has no header with id and text: its first line has the id %r", path, first[0]
+    )
     for number, line in enumerate(itertools.chain(["\t".join(first)], lines), start=1):
         location, values = f"{path}, line {number}", line.rstrip("\n").split("\t")
         if len(values) != 2:

@@ -19,9 +19,8 @@ def iterate_records(data: object) -> Iterator[dict]:
     # By name of the class: none of these libraries is a dependency.
     library, classes = type(data).__module__.partition(".")[0], {}
     if library == "datasets":
-        classes = {
-            name: feature.names for name, feature in data.features.items() if _is_class(feature)
-        }
+        features = {name: _of_items(feature) for name, feature in (data.features or {}).items()}
+        classes = {name: each.names for name, each in features.items() if _is_class(each)}
     for number, values in enumerate(_rows(data, library)):
         if not isinstance(values, Mapping):
             expected = "a dict of its columns"
@@ -31,7 +30,10 @@ def iterate_records(data: object) -> Iterator[dict]:
             record = {name: None if _is_missing(value) else value for name, value in record.items()}
         for name, names in classes.items():
             label = record[name]
-            record[name] = names[label] if label is not None and label >= 0 else None
+            is_list = isinstance(label, list)
+            record[name] = (
+                [_name_of(each, names) for each in label] if is_list else _name_of(label, names)
+            )
         yield record
 
 
@@ -43,6 +45,15 @@ def _rows(data: object, library: str) -> Iterable:
     if library == "pyarrow":
         return data.to_pylist()
     return data
+
+
+def _of_items(feature: object) -> object:
+    """Returns the feature of the items of a list, or the feature itself."""
+    return getattr(feature, "feature", feature)
+
+
+def _name_of(label: int | None, names: list[str]) -> str | None:
+    return names[label] if label is not None and label >= 0 else None
 
 
 def _is_class(feature: object) -> bool:

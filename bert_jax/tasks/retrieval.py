@@ -36,15 +36,8 @@ from bert_jax.tasks.queries import (
 from bert_jax.tasks.rankings import make_ranking_split
 from bert_jax.tasks.reranking import RerankPredictor
 from bert_jax.tasks.retrieval_losses import TrainingLoss, find_loss, head_with_loss
-from bert_jax.tasks.retrieval_scores import (
-    TOP,
-    score_names,
-)
-from bert_jax.tasks.task import (
-    Task,
-    TrainedHead,
-    limit_examples,
-)
+from bert_jax.tasks.retrieval_scores import TOP, score_names
+from bert_jax.tasks.task import Task, TrainedHead, limit_examples
 from bert_jax.tasks.text_pairs import (
     PAIR_METRICS,
     TextPair,
@@ -162,8 +155,11 @@ def _check_config(config: ConfigDict) -> TrainingLoss:
         raise ValueError(f"config.data.role={data.role}: expected {' or '.join(ROLES)}")
     if pooling not in POOLINGS:
         raise ValueError(f"config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
-    if config.similarity.vectors == "sparse" and pooling != "mean":
-        raise ValueError(f"config.similarity.pooling={pooling}: sparse vectors have none")
+    if config.similarity.vectors == "sparse":
+        for name, default in (("pooling", "mean"), ("normalize", True)):
+            if (value := config.similarity[name]) != default:
+                problem = "sparse vectors are neither pooled hidden states nor normalized"
+                raise ValueError(f"config.similarity.{name}={value}: {problem}: leave it out")
     is_bi_encoder = data.role == "bi_encoder"
     for name in ("query_prompt", "passage_prompt"):
         if data[name] and not is_bi_encoder:

@@ -269,8 +269,8 @@ def _check_splade(config: ConfigDict) -> None:
             raise ValueError(f"config.loss.{name}={value} is not used by this loss, {expected}")
         if is_sparse and value is None and name != "flops_warmup_fraction":
             raise ValueError(
-                f"config.loss.{name} is not set: how much vectors are pressed to be sparse, such "
-                "as 0.001, or 0 for not at all; retrieval.py:bi_encoder,splade sets it"
+                f"config.loss.{name} is not set: set the weight of the FLOPS regularizer, such as "
+                "0.001 (0: none), or use retrieval.py:bi_encoder,splade"
             )
 
 

@@ -37,12 +37,12 @@ def scores_of_vectors(
 
 
 def count_active_dims(outputs: Outputs, num_queries: int) -> dict[str, float]:
-    """Returns how many weights are not 0, a mean over queries and one over passages; {} if dense.
+    """Returns the mean number of weights that are not 0, of queries and of passages; {} if dense.
 
-    `outputs` are those of `scores_of_vectors`. The means say how sparse vectors are, and so how
-    fast a search is.
+    `outputs` are those of `scores_of_vectors`. They say how sparse vectors are, and so how fast a
+    search is.
     """
-    if not sparse.issparse(outputs[0]):
+    if not outputs or not sparse.issparse(outputs[0]):
         return {}
     counts = [output.nnz for output in outputs]
     parts = {"query": counts[:num_queries], "passage": counts[num_queries:]}

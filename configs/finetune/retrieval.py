@@ -29,7 +29,7 @@ With `:bi_encoder,splade`, vectors are sparse: SPLADE, from the masked LM of ini
 learning rate, its 6,000 of 150,000 steps of warm-up, weight decay, batch size and length of
 Formal et al. (2021, "SPLADE v2", section 4.1) and of naver/splade, conf/train/config/splade.yaml;
 the weights of FLOPS of its config_splade++_max.yaml (Formal et al., 2022, "From distillation to
-hard negative sampling"), whose loss is that of the batch, with one negative of each query. For
+hard negative sampling"), whose loss is that of the batch, with data.num_negatives=1. For
 `loss.name=margin_mse` with a teacher's scores, config_splade++_cocondenser_ensembledistil.yaml has
 0.5 and 0.4. Not run here at full size.
 
@@ -139,8 +139,9 @@ DATA = {
         "Of a bi-encoder in_batch, guided_in_batch, triplet, margin_mse, score_divergence, cosent, "
         "angle, cosine_similarity, contrastive, online_contrastive or batch_hard_triplet; of a "
         "cross-encoder list_softmax, binary_cross_entropy, list_net, lambda, margin_mse or "
-        "score_divergence; of multi_vector in_batch, margin_mse or score_divergence. Default: the "
-        "first.",
+        "score_divergence; of sparse vectors in_batch, triplet, margin_mse, score_divergence, "
+        "cosent, angle or cosine_similarity; of multi_vector in_batch, margin_mse or "
+        "score_divergence. Default: the first.",
     ),
     # Settings of some losses; one that the chosen loss does not use is refused.
     "loss.symmetric": Field(

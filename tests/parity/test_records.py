@@ -36,3 +36,9 @@ def test_hidden_class_of_a_dataset_is_unknown():
     features = datasets.Features(label=datasets.ClassLabel(names=["a", "b"]))
     data = datasets.Dataset.from_dict({"label": [0, -1]}, features=features)
     assert list(iterate_records(data)) == [{"label": "a"}, {"label": None}]
+
+
+def test_classes_in_lists_are_given_by_name():
+    features = datasets.Features(tags=datasets.List(datasets.ClassLabel(names=["O", "B"])))
+    data = datasets.Dataset.from_dict({"tags": [[0, 1], []]}, features=features)
+    assert list(iterate_records(data)) == [{"tags": ["O", "B"]}, {"tags": []}]
