@@ -170,9 +170,9 @@ def test_fit_of_examples_in_memory_is_the_run_of_their_file(given, finished, tmp
     assert without_seconds(expected).items() <= without_seconds(result).items()
     jax.tree.map(np.testing.assert_array_equal, model.params, saved_params(finished[0]))
     assert fit(train)[1] == result
-    with pytest.raises(ValueError, match="has other examples than train"):
+    with pytest.raises(ValueError, match=r"/train\.jsonl"):
         fit(train[1:])
-    with pytest.raises(ValueError, match=r"no field learning_rat .*learning_rate"):
+    with pytest.raises(ValueError, match=r"learning_rat .*learning_rate"):
         bert_jax.fit(given / "weights", train, workdir=tmp_path / "other", learning_rat=1e-3)
 
 

@@ -234,16 +234,16 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         ),
         ([pooling("mean"), ("Normalize", {"p": 1}, {})], {}, "the option p=1 is not supported"),
         ([pooling("mean"), dense(SIZE, 3, gated=True)], {}, "the option gated=True is not"),
-        ([("Pooling", {"pooling_mode": "cls", "scale": 2}, {})], {}, "the option scale=2 is not"),
+        ([("Pooling", {"pooling_mode": "cls", "scale": 2}, {})], {}, "scale=2"),
         (
             [pooling("mean")],
             {"config_sentence_transformers": {"model_type": "SparseEncoder"}},
             "model_type is 'SparseEncoder'",
         ),
-        ([splade()], {}, "transformer_task is not set, expected 'fill-mask'"),
+        ([splade()], {}, "transformer_task"),
         ([splade()], MASKED_LM, "needs the tensors of 'mlm'"),
         ([splade(pooling_strategy="mean")], MASKED_LM, "pooling_strategy is 'mean'"),
-        ([splade(scale=2)], MASKED_LM, "the option scale=2 is not"),
+        ([splade(scale=2)], MASKED_LM, "scale=2"),
         (
             [splade()],
             MASKED_LM | {"config_sentence_transformers": {"max_active_dims": 0}},
@@ -252,7 +252,7 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         (
             [splade()],
             MASKED_LM | {"config_sentence_transformers": {"similarity_fn_name": "euclidean"}},
-            "similarity_fn_name is 'euclidean', expected 'dot' or 'cosine'",
+            "similarity_fn_name",
         ),
         ([pooling("mean"), ("SparseAutoEncoder", {}, {})], {}, "modules .*SparseAutoEncoder"),
         (

@@ -51,7 +51,7 @@ def test_table_without_labels_is_only_predicted(tmp_path):
         ([{"text": float("nan")}], ValueError, "example 0: .*expected text, numbers, or None"),
         ([{"text": b"the"}], ValueError, "example 0: .*expected text, numbers, or None"),
         (["the river"], TypeError, r"example 0 is a str"),
-        ({"text": "the"}, TypeError, "examples are a dict"),
+        ({"text": "the"}, TypeError, "dict"),
     ],
 )  # fmt: skip
 def test_wrong_table_is_an_error_with_the_reason(table, error, message, classifier):

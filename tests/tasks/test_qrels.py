@@ -244,7 +244,7 @@ def test_texts_of_ms_marco_have_no_header_and_no_quotes(tmp_path):
     path.write_text("id\ttext\n0\tking\n")
     assert read_corpus(path, notes) == {"0": "king"}
     path.write_text("0\tking\n1\told\triver\n")
-    with pytest.raises(ValueError, match=r"collection.tsv, line 2: found 3 columns"):
+    with pytest.raises(ValueError, match=r"collection\.tsv, line 2: .*3"):
         read_corpus(path, notes)
 
 
