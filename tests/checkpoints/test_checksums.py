@@ -91,8 +91,12 @@ def assert_equal(found, expected):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
+# Of Orbax, which writes them after the checksums; no reader takes values from them.
+UNCHECKED = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+
+
 class Damage:
-    """Counts what each reader makes of a changed checkpoint; fails if any reads other values."""
+    """Reads a changed checkpoint; fails if a reader gets other values or `check` sees no change."""
 
     def __init__(self, kind, checkpoint, state, directory):
         self.directory = directory / "checkpoints" / "7"
@@ -100,25 +104,23 @@ class Damage:
         self.files = sorted(path for path in self.directory.rglob("*") if path.is_file())
         self._state, self._readers = state, READERS[kind]
         self._intact = [reader(self.directory, state) for reader in self._readers]
-        self.errors = self.same = 0
 
-    def read(self, what: str) -> None:
+    def read(self, what: str, *changed: pathlib.Path) -> None:
         for reader, intact in zip(self._readers, self._intact, strict=True):
             try:
                 found = reader(self.directory, self._state)
             except CheckpointError as error:
                 assert str(self.directory) in str(error), what
-                self.errors += 1
             else:
                 assert_equal(found, intact)
-                self.same += 1
+                assert reader != check or {path.name for path in changed} <= UNCHECKED, what
 
     def flip(self, path: pathlib.Path, rng: random.Random) -> None:
         content = path.read_bytes()
         position, changed = rng.randrange(len(content)), bytearray(content)
         changed[position] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
-        self.read(f"{path}, byte {position}")
+        self.read(f"{path}, byte {position}", path)
         path.write_bytes(content)
 
 
@@ -131,7 +133,6 @@ def test_one_changed_bit_of_each_file_is_an_error_or_has_no_effect(damage):
     rng = random.Random(0)
     for path in damage.files:
         damage.flip(path, rng)
-    assert damage.errors > 3 * damage.same
 
 
 @pytest.mark.slow
@@ -142,7 +143,6 @@ def test_200_changed_bits_are_errors_or_have_no_effect(damage):
     by_size = rng.choices(damage.files, sizes, k=100)
     for path in by_size + rng.choices(damage.files, k=100):
         damage.flip(path, rng)
-    assert damage.errors > 3 * damage.same
 
 
 @pytest.mark.slow
@@ -151,12 +151,13 @@ def test_files_that_are_exchanged_or_absent_are_errors_or_have_no_effect(damage)
         contents = path.read_bytes(), other.read_bytes()
         path.write_bytes(contents[1])
         other.write_bytes(contents[0])
-        damage.read(f"{path} and {other} exchanged")
+        changed = (path, other) if contents[0] != contents[1] else ()
+        damage.read(f"{path} and {other} exchanged", *changed)
         path.write_bytes(contents[0])
         other.unlink()
-        damage.read(f"{other} absent")
+        # Without its checksums a checkpoint is read as one of an old version.
+        damage.read(f"{other} absent", *(() if other.name == CHECKSUMS else (other,)))
         other.write_bytes(contents[1])
-    assert damage.errors > 3 * damage.same
 
 
 def test_a_changed_bit_of_the_values_is_named_with_its_file(checkpoints, tmp_path):
