@@ -218,6 +218,7 @@ def test_resumed_run_equals_uninterrupted_run(
     assert_equal_runs(finished[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_run_stopped_by_a_signal_between_two_reports_writes_the_same_metrics(
     finished, given, setup, tmp_path, monkeypatch
 ):
@@ -235,6 +236,7 @@ def test_run_stopped_by_a_signal_between_two_reports_writes_the_same_metrics(
     assert_equal_runs(finished[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_run_stopped_after_its_last_step_has_ended_and_leaves_no_training_state(
     finished, given, setup, tmp_path, monkeypatch
 ):
@@ -536,6 +538,7 @@ def numbered(given, tmp_path):
     return small_config(given, **files, num_epochs=1.0, eval_every=2)
 
 
+@pytest.mark.slow
 def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp_path):
     write_weights(tmp_path / "old", given / "vocab.txt", NUMBERS, bias=5.0, num_layers=2)
     old = {"init_from": str(tmp_path / "old")}
@@ -569,6 +572,7 @@ def test_a_run_of_an_old_version_is_resumed_with_its_order_of_labels(numbered, t
     assert found["accuracy"] == pytest.approx(result["dev"]["accuracy"])
 
 
+@pytest.mark.slow
 def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = small_config(given, data__dev="", data__test=str(given / "dev.csv"), num_epochs=1.0)

@@ -86,6 +86,7 @@ def assert_same(params, expected) -> None:
 
 
 @names((*MISREAD[:3], MANY), (NESTED, *ENDINGS))
+@pytest.mark.slow
 def test_training_state_is_saved_and_restored_in_any_directory(name, model, tmp_path):
     workdir = tmp_path / name / "run"
     params = jax.device_get(model.params)

@@ -78,6 +78,7 @@ BAD_LABELS = {  # Ones that the head does not have, and missing ones.
 
 
 @pytest.mark.parametrize("task", BAD_LABELS)
+@pytest.mark.slow
 def test_a_table_with_errors_is_predicted_and_scored_as_load_does(task, tmp_path, monkeypatch):
     monkeypatch.setattr(predictions, "BLOCK", 4)
     model = write_head(tmp_path, task=task, max_seq_length=12, **CLASSIFIERS[task])
@@ -143,6 +144,7 @@ def test_each_file_of_a_folder_is_predicted_into_a_folder(tmp_path):
 
 @pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("task", ["classification", "span"])
+@pytest.mark.slow
 def test_rows_over_two_devices_give_the_same_predictions(task, tmp_path):
     labels = {"classification": ["no", "yes"], "span": ["start", "end"]}[task]
     model = write_head(tmp_path, task=task, labels=labels)

@@ -127,6 +127,7 @@ TAGGERS = {  # Kind -> task, tags, and what the head was trained with.
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kind", TAGGERS)
+@pytest.mark.slow
 def test_tags_match_load(kind, length, tmp_path):
     task, labels, options = TAGGERS[kind]
     model = write_head(tmp_path, task=task, labels=labels, max_seq_length=length, **options)
@@ -195,6 +196,7 @@ def test_imported_head_answers_as_load_does(tmp_path):
     check_answers(model, tmp_path)
 
 
+@pytest.mark.slow
 def test_imported_head_reads_long_contexts_in_windows_as_load_does(tmp_path):
     """Windows of 384 tokens, the paper's, although there are more positions."""
     labels = ["start", "end"]
@@ -212,6 +214,7 @@ def test_imported_head_reads_long_contexts_in_windows_as_load_does(tmp_path):
         *slow(("mean", True), ("cls", False)),
     ],
 )
+@pytest.mark.slow
 def test_scores_of_a_bi_encoder_match_load(pooling, normalize, length, tmp_path):
     options = {"pooling": pooling, "normalize": normalize, "temperature": 1.0}
     lengths = {"max_seq_length": length, "max_query_length": 6}

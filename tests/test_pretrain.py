@@ -234,6 +234,7 @@ def test_long_phase_alone_continues_a_finished_run(
     assert adam.count == (9 if init_optimizer else 0)
 
 
+@pytest.mark.slow
 def test_a_deeper_model_continues_with_the_moments_of_its_first_layers(
     finished, corpus, tmp_path, monkeypatch, caplog
 ):
@@ -368,6 +369,7 @@ def test_longer_run_continues_as_documented_with_other_batches(
     assert first_rows[0] != first_rows[1]
 
 
+@pytest.mark.slow
 def test_evaluation_takes_at_most_max_eval_batches(corpus, tmp_path, monkeypatch):
     config = small_config(corpus, max_eval_batches=1, num_steps=1, warmup_steps=0)
     evaluated_ids = []
@@ -597,6 +599,7 @@ def test_run_whose_log_cannot_be_written_trains_to_its_end(corpus, tmp_path, los
     assert saved_steps(workdir / "checkpoints")[-1] == 4 and (workdir / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_sighup_before_the_first_step_exits_as_preempted(corpus, tmp_path):
     """As SIGTERM, which tests/runtime/test_main.py raises."""
     workdir = tmp_path / "run"

@@ -443,6 +443,7 @@ GROWTH = {
 
 
 @pytest.mark.parametrize("case", GROWTH)
+@pytest.mark.slow
 def test_sweep_that_has_grown_has_the_report_of_the_wide_one(case, given, tmp_path, fake_trials):
     wide = small_sweep(given, **GROWTH[case])
     sweep.sweep(small_sweep(given, {"learning_rate": (1e-3,)}), tmp_path / "grown")
@@ -458,6 +459,7 @@ def test_sweep_that_has_grown_has_the_report_of_the_wide_one(case, given, tmp_pa
     assert trials[0] == trials[1]
 
 
+@pytest.mark.slow
 def test_sweep_does_not_grow_while_another_worker_runs_it(given, tmp_path, fake_trials):
     sweep.sweep(small_sweep(given, {"learning_rate": (1e-3,)}), tmp_path)
     grown = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})

@@ -77,6 +77,7 @@ def test_mean_of_the_last_checkpoints_loads_like_any_model(run, tmp_path):
         ({"head": ["a", "b"]}, "their head"),
     ],
 )
+@pytest.mark.slow
 def test_models_that_differ_are_refused_by_what_differs(run, fields, message, tmp_path):
     other = write_model(tmp_path / "other", seed=1, **fields)
     with pytest.raises(ValueError, match=message):

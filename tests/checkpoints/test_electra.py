@@ -40,6 +40,7 @@ def workdir(tmp_path_factory):
     return directory / "1"
 
 
+@pytest.mark.slow
 def test_a_discriminator_predicts_which_tokens_were_replaced(workdir):
     model = bert_jax.load(workdir)
     assert "head for replaced tokens" in repr(model)
@@ -51,6 +52,7 @@ def test_a_discriminator_predicts_which_tokens_were_replaced(workdir):
     np.testing.assert_allclose(model.replaced_tokens("the river")[1], one[1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_discriminator_that_is_asked_to_fill_masks_names_the_generator(workdir, tmp_path):
     with pytest.raises(ValueError, match=r"convert_checkpoint.py --to=native --generator .* DST"):
         bert_jax.load(workdir).fill_mask("the [MASK]")

@@ -62,6 +62,7 @@ def outputs_of(model: LoadedModel) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
+@pytest.mark.slow
 def test_a_wider_model_computes_the_same_and_its_copies_differ(name):
     model = make_model(CASES[name](vocab_size=33))
     wide = widen(model, 64)
@@ -101,6 +102,7 @@ def layer_numbers(model: LoadedModel) -> LoadedModel:
     ],
     ids=["bert", "modernbert", "deberta"],
 )
+@pytest.mark.slow
 def test_further_layers_are_copies_in_turn(config, num_layers, expected):
     deep = deepen(layer_numbers(make_model(config)), num_layers)
     assert config_from_settings(deep.settings).num_layers == num_layers

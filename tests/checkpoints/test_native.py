@@ -198,6 +198,7 @@ def test_parameters_in_place_of_training_state_are_detected(workdir, tmp_path):
         verify_checkpoint(copied)
 
 
+@pytest.mark.slow
 def test_training_state_of_another_model_is_detected(workdir, tmp_path):
     """Both have the shapes of their optimizer's moments, but one has more layers."""
     copied, model = tmp_path / "9", read_model(workdir)

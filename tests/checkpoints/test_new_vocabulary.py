@@ -89,6 +89,7 @@ def logits_of(model: LoadedModel, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
+@pytest.mark.slow
 def test_old_tokens_keep_their_logits_and_new_ones_begin_as_means(name, tmp_path):
     make_config, kind, tables = CASES[name]
     tokenizer = write_tokenizer(kind, tmp_path / "tokenizer")

@@ -93,6 +93,7 @@ def tokenizers(tmp_path_factory):
     ]
 
 
+@pytest.mark.slow
 def test_texts_with_equal_token_ids_have_equal_hashes(tokenizers):
     rng, num_equal = random.Random(0), 0
     parts = [*"abouk.,'-ABOUK", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u200b", "\u00ad", "\x00"]

@@ -72,6 +72,7 @@ def masked(unit: str, fill: int = LENGTH):
     ("unit", "fractions"),
     [*((unit, (0.8, 0.1, 0.1)) for unit in UNITS), ("token", (0.25, 0.0, 0.75))],
 )
+@pytest.mark.slow
 def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fractions):
     if fractions == (0.8, 0.1, 0.1):
         _, out = masked(unit)
@@ -159,6 +160,7 @@ def mask_spans_of_one_token_words(tokens, **changes):
     return run(np.arange(ROWS), tokens, np.ones_like(tokens))
 
 
+@pytest.mark.slow
 def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
     # Spans stay within a sequence, so take rows of one sequence of one-token words.
     tokens = np.full((ROWS, LENGTH), 50, np.int32)

@@ -63,6 +63,7 @@ def test_all_stages_of_a_small_model_are_reported(workdir, monkeypatch):
     assert (workdir / "report.md").read_text() == report
 
 
+@pytest.mark.slow
 def test_choosing_settings_leaves_the_test_articles_out(workdir, monkeypatch):
     monkeypatch.setattr(search, "HELDOUT_ARTICLES", 3)
     articles = json.loads((workdir / "xquad.json").read_text())["data"]

@@ -92,6 +92,7 @@ def test_runs_are_distinct_and_their_settings_resolve(name, scale, load):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_script_of_the_pod_runs_every_command_and_then_reports(name, load, monkeypatch):
     each = load(name)
     monkeypatch.setattr("sys.argv", ["study.py", "--scale=pod", "--dry_run", "--launch=true"])
@@ -203,6 +204,7 @@ def outputs(each: study.Study, scale: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_runs_of_another_scale_or_text_write_to_other_directories(name, load, set_flag):
     each = load(name)
     laptop, pod = outputs(each, "laptop"), outputs(each, "pod")
@@ -422,6 +424,7 @@ def test_finished_commands_are_not_run_again(tmp_path, monkeypatch):
     assert arguments == [["second"]] and error.value.code == 3
 
 
+@pytest.mark.slow
 def test_a_study_that_is_interrupted_lets_its_command_save():
     child = "import signal, time\ntry:\n  print('running', flush=True)\n  signal.pause()\n"
     child += "except KeyboardInterrupt:\n  time.sleep(1)\n  print('saved')\n  raise SystemExit(7)"

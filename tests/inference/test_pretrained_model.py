@@ -683,6 +683,7 @@ def test_padding_of_a_batch_changes_no_result(model, alone):
         assert model.batch(texts[:2], length=3)["tokens"].shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_fine_tuned_module_takes_the_batch_and_a_rate_of_dropout(model):
     classifier = with_head(model, "classification", ["no", "yes"])
     variables, batch = {"params": classifier.params}, classifier.batch(PAIRS)
@@ -712,6 +713,7 @@ def test_normalized_vectors_have_length_one(model):
     np.testing.assert_allclose(model.encode(TEXTS, normalize=True), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_model_of_another_dtype_and_device(model, workdir):
     device = jax.devices()[3]
     other = bert_jax.load(workdir, dtype=jax.numpy.bfloat16, device=device)

@@ -167,6 +167,7 @@ def test_bad_pairs_are_errors(line, options, message, model, tmp_path):
         predict(tmp_path / "model", tmp_path / "in.jsonl", tmp_path / "out.jsonl", options)
 
 
+@pytest.mark.slow
 def test_scores_of_several_devices_equal_those_of_one(model, tmp_path):
     model.save(tmp_path / "model")
     rows = [{"good": good, "bad": bad} for good, bad in PAIRS]

@@ -42,6 +42,7 @@ def test_in_batch_loss_and_gradient_equal_the_definition(seed):
 
 
 @pytest.mark.parametrize("loss", ["in_batch", "symmetric", "late_interaction"])
+@pytest.mark.slow
 def test_parts_add_up_to_the_loss_and_gradient_of_the_whole_batch(loss):
     rng = np.random.default_rng(0)
     size = (2, 4) if loss == "late_interaction" else (4,)

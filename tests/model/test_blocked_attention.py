@@ -151,7 +151,9 @@ def check(length: int, options: dict, rate: float) -> None:
         np.testing.assert_allclose(found, exact, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("length", SHORT)
+@pytest.mark.parametrize(
+    "length", [pytest.param(n, marks=[pytest.mark.slow] * (n > 2 * BLOCK)) for n in SHORT]
+)
 @pytest.mark.parametrize("number", range(2))
 def test_values_and_gradients_equal_float64(length, number):
     """Each length with two of the masks, one after the other."""

@@ -217,6 +217,7 @@ def test_attention_has_its_own_rate(rate, attention_rate):
         assert abs(np.mean(values == 0) - rates[place]) < 0.02
 
 
+@pytest.mark.slow
 def test_output_of_attention_may_have_a_rate_of_its_own():
     for rates, of_output, expected in (
         ((0.0, None), 0.5, {"attention_output": 0.5}),

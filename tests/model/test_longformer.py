@@ -152,6 +152,7 @@ def write_roberta(directory, **fields):
     return read_model(directory / "roberta")
 
 
+@pytest.mark.slow
 def test_longformer_of_a_roberta_computes_the_same_in_short_texts(tmp_path, caplog):
     roberta = write_roberta(tmp_path)
     write_longformer(
@@ -282,6 +283,7 @@ def test_a_tokenizer_that_joins_pairs_otherwise_is_refused(layout, sep_id, messa
         check_layout(LongformerConfig(), tokenizer)
 
 
+@pytest.mark.slow
 def test_global_positions_outside_of_a_text_are_an_error(tmp_path):
     write_roberta(tmp_path)
     write_longformer(tmp_path / "roberta", tmp_path / "made", max_seq_length=40, attention_window=8)

@@ -209,6 +209,7 @@ def test_it_is_finetuned_and_loaded(pretrained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, jax.device_get(model.params))
 
 
+@pytest.mark.slow
 def test_its_attention_weighs_its_values(tmp_path):
     config = Config(100)
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))

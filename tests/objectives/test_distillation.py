@@ -138,6 +138,7 @@ def test_a_teacher_whose_head_reads_another_stream_is_refused():
 
 
 @pytest.mark.parametrize("weights", [{"soft": 1.0}, {"cosine": 1.0}], ids=list)
+@pytest.mark.slow
 def test_each_loss_alone_is_what_it_is_beside_the_others(weights):
     objective = make_objective(weights, temperature=3.0)
     model = objective.make_model(STUDENT, ExecutionPlan())
@@ -181,6 +182,7 @@ def float64_scores(params: dict, x: np.ndarray, layer: int, num_heads: int) -> n
     return np.stack(scores, axis=1) / math.sqrt(size)
 
 
+@pytest.mark.slow
 def test_compared_outputs_equal_the_encoder_and_its_layers():
     objective, batch = make_objective(layers=(1, 4)), suites.prepared(CASE)
     model, params = suites.model_of(CASE), suites.params_of(CASE)

@@ -33,6 +33,7 @@ def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
+@pytest.mark.slow
 def test_loss_of_a_packed_batch_equals_that_of_its_sequences():
     suites.packed_equals_unpacked(CASE, None)
 

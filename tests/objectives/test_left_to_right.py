@@ -61,6 +61,7 @@ def test_objective_on_xlnet(holds, tmp_path):
 LENGTHS = (11, 2, 13)
 
 
+@pytest.mark.slow
 def test_no_position_sees_a_later_one_or_another_sequence():
     batch = unpack_rows(suites.make_rows([LENGTHS]), pools_last=True)
     params = jax.tree.map(np.copy, suites.params_of(CASE)["encoder"])

@@ -95,6 +95,7 @@ def test_rates_of_any_consecutive_rows_are_spread_evenly():
     assert 0 < every.min() < 1e-5 and 1 - 1e-5 < every.max() <= 1
 
 
+@pytest.mark.slow
 def test_special_tokens_are_not_masked_and_each_number_of_others_as_often():
     rows = grammar.rows_of(grammar.draw(4096, seed=0))
     batch = jax.device_get(CASE.objective.prepare(rows, jax.random.key(0)))

@@ -136,6 +136,7 @@ def test_loss_of_a_packed_batch_equals_that_of_its_sequences():
     suites.packed_equals_unpacked(CASE, None)
 
 
+@pytest.mark.slow
 def test_no_position_sees_itself_or_a_later_one_of_its_permutation():
     """By gradients: those of the query stream at each position, for the token vectors of all."""
     encoder, params = Encoder(CASE.config), suites.params_of(CASE)["encoder"]
@@ -220,6 +221,7 @@ def test_a_model_that_it_does_not_fit_is_a_clear_error():
         CASE.objective.make_model(suites.make_deberta_config(), ExecutionPlan())
 
 
+@pytest.mark.slow
 def test_content_stream_of_one_rank_is_that_of_the_encoder_alone():
     """Where nothing is predicted, both streams see all; the query stream also, if it is last."""
     params, batch = suites.params_of(CASE), suites.prepared(CASE)

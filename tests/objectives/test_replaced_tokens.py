@@ -109,6 +109,7 @@ def test_disentangled_objective_on_deberta(holds, tmp_path):
     holds(DISENTANGLED, tmp_path)
 
 
+@pytest.mark.slow
 def test_disentangled_difference_begins_at_0_and_has_the_gradient_of_the_discriminator():
     """Parity tests compare both gradients with a reference in float64."""
     objective, config = DISENTANGLED.objective, DISENTANGLED.config
@@ -184,6 +185,7 @@ def test_disentangling_tables_of_different_widths_is_an_error():
         trainable_params(params)
 
 
+@pytest.mark.slow
 def test_a_million_samples_follow_the_generator():
     rows, slots, vocab = 50, 20_000, 20
     logits = np.random.default_rng(0).normal(size=vocab).astype(np.float32) * 2
@@ -198,6 +200,7 @@ def test_a_million_samples_follow_the_generator():
     assert stats.chisquare(counts[:vocab], expected).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_exactly_the_embeddings_are_shared():
     shared = {
         "encoder/embeddings/token_embedding/embedding",
@@ -319,6 +322,7 @@ def test_every_architecture_has_a_generator_as_wide_and_with_fewer_layers(archit
     assert generator == dataclasses.replace(config, num_layers=1)
 
 
+@pytest.mark.slow
 def test_a_narrower_generator_of_modernbert_has_embeddings_of_its_own():
     """They are as wide as its layers: there is none to widen or narrow those of another model."""
     fields = {"hidden_fraction": 0.5, "num_layers": 1}

@@ -65,11 +65,9 @@ def test_no_report_while_there_is_progress(capfd):
 
 @pytest.mark.parametrize(
     ("number", "exit_code"),
-    [
-        (signal.SIGTERM, PREEMPTED),
-        pytest.param(signal.SIGINT, INTERRUPTED, marks=pytest.mark.slow),
-    ],
+    [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)],
 )
+@pytest.mark.slow
 def test_stuck_process_that_is_asked_to_stop_exits(tmp_path, number, exit_code):
     flags = ["--config=configs/pretrain/bert_tiny.py", f"--workdir={tmp_path}", "--stop_timeout=1"]
     command = [sys.executable, "-c", STUCK, *flags]

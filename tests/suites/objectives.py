@@ -406,7 +406,7 @@ def assert_fast_path_changes_nothing(case: ObjectiveCase, tolerance: float):
 OBJECTIVE = [
     pytest.param(each, id=each.__name__, marks=marks)
     for each, marks in (
-        (packed_equals_unpacked, ()),
+        (packed_equals_unpacked, pytest.mark.slow),
         (loss_equals_float64, ()),
         (empty_rows_do_not_count, ()),
         (eight_devices_and_microbatches_agree_with_one, pytest.mark.slow),

@@ -208,6 +208,7 @@ def test_head_without_config_uses_windows_that_fit_its_positions(finished, tmp_p
     assert 0 < answer.probability <= 1
 
 
+@pytest.mark.slow
 def test_version_1_answers_every_question_and_counts_skipped_ones(pretrained, tmp_path):
     entries = [entry(n, "village") for n in range(6)]
     entries += [entry(6, "mountain"), entry(7, "king", question="king " * 40)]

@@ -81,6 +81,7 @@ def test_refused_export_leaves_nothing(tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.slow
 def test_only_errors_are_printed_as_errors_and_end_the_tool_with_one(tmp_path):
     good, bad = (write_source(tmp_path / name) for name in ("good", "bad"))
     (bad / "vocab.txt").write_text("a\n")

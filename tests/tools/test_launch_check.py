@@ -50,6 +50,7 @@ def check_flags(base: dict, cases: list[tuple[dict, str]]) -> None:
         assert code == bool(message) and message in errors and "Traceback" not in errors, errors
 
 
+@pytest.mark.slow
 def test_flags_of_the_job_are_checked():
     base = {"program": "pretrain", "config": "configs/pretrain/bert_tiny.py", "workdir": "/gcs/a"}
     check_flags(

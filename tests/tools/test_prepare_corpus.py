@@ -143,6 +143,7 @@ def test_ctrl_c_exits_with_130_and_the_same_command_resumes(tmp_path):
     assert run_tool("prepare_corpus", *flags).returncode == 0
 
 
+@pytest.mark.slow
 def test_casing_follows_the_pieces_or_the_flag_and_is_logged(tmp_path):
     (tmp_path / "text.txt").write_text(
         "\n\n".join(f"The River {index}. " * 9 for index in range(9))

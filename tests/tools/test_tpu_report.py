@@ -329,6 +329,7 @@ tpu_report.app.run(tpu_report.main, flags_parser=tpu_report.parse_flags)
 """
 
 
+@pytest.mark.slow
 def test_table_of_all_pods_shows_wrong_flops_and_missing_cycles(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(

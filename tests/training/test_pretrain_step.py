@@ -159,12 +159,13 @@ def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
     ("num_microbatches", "mesh"),
     [
         (2, {"data": 8}),
-        pytest.param(2, {"data": 2, "fsdp": 2}, marks=pytest.mark.slow),
-        pytest.param(2, {}, marks=pytest.mark.slow),
+        pytest.param(2, {"data": 2, "fsdp": 2}, marks=pytest.mark.exhaustive),
+        pytest.param(2, {}, marks=pytest.mark.exhaustive),
         pytest.param(4, {}, marks=pytest.mark.exhaustive),
         pytest.param(2, {"data": 4}, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.slow
 def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     # With rows of different lengths, a mean of the microbatches' means would differ. Dropout is on:
     # it depends on the index of a row in the batch.

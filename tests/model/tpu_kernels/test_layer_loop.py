@@ -100,14 +100,15 @@ def test_loop_over_long_rows_equals_unrolled_layers(length):
 @pytest.mark.parametrize(
     ("num_layers", "plan"),
     [
-        pytest.param(2, FAST, marks=pytest.mark.slow),
+        pytest.param(2, FAST, marks=pytest.mark.exhaustive),
         pytest.param(2, UNROLLED, marks=pytest.mark.exhaustive),
         (1, PLAIN),
-        pytest.param(2, ExecutionPlan(remat="full"), marks=pytest.mark.slow),
+        pytest.param(2, ExecutionPlan(remat="full"), marks=pytest.mark.exhaustive),
         pytest.param(2, ExecutionPlan(remat="dots"), marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_last_layer_at_positions_equals_the_whole_layer_there(num_layers, plan):
     config, batch = dataclasses.replace(CONFIG, num_layers=num_layers), make_batch()
     positions = np.random.default_rng(1).integers(0, LENGTH, (BATCH, 9))
@@ -213,6 +214,7 @@ def test_shared_layers_have_the_sum_of_the_gradients_of_unshared_layers(groups):
     assert_equal(gradients(params)["encoder"], expected)
 
 
+@pytest.mark.slow
 def test_arrays_saved_by_the_layer_are_not_saved_twice():
     params, batch = make_params(), make_batch()
     jaxpr = jax.make_jaxpr(functools.partial(outputs_and_gradients, CONFIG, FAST))(params, batch)

@@ -146,6 +146,7 @@ def test_kernel_reads_and_writes_saved_arrays_at_its_layer():
     assert max(errors(y, plain(None, None, *of_layer))) < 1e-5
 
 
+@pytest.mark.slow
 def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
     rates = np.array([0.1, 0.4], np.float32)
     arguments = jax.device_get(make_arguments(512, 128, 128, "gelu"))
