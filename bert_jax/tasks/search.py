@@ -12,8 +12,8 @@ from scipy.sparse import csr_array
 
 from bert_jax.tasks.retrieval_scores import best_indices
 
-MIN_BLOCK = 8192  # Vectors that are compared together; more if many are to be found.
-SCORES_AT_ONCE = 2**23  # 32 MB, which stay in a CPU's caches better than more.
+MIN_BLOCK = 16384  # Vectors that are compared together; more if many are to be found.
+SCORES_AT_ONCE = 2**22  # 16 MB, which stay in a CPU's caches better than more.
 
 
 class Found(NamedTuple):
@@ -54,44 +54,45 @@ def search(
     if not isinstance(top_k, int | np.integer) or top_k < 1:
         raise ValueError(f"top_k must be a whole number, at least 1, got {top_k!r}")
     rows, count = np.atleast_2d(queries).astype(np.float32), min(top_k, sum(map(len, shards)))
-    scores = np.empty((len(rows), count), np.float32)
-    indices = np.empty((len(rows), count), np.int64)
-    block_size = max(MIN_BLOCK, 1 << (64 * count - 1).bit_length()) if count else 1
-    step = max(1, SCORES_AT_ONCE // block_size)
-    for start in range(0, len(rows) if count else 0, step):
-        part = slice(start, start + step)
-        scores[part], indices[part] = _search_blocks(rows[part], shards, count, block_size)
+    scores, indices = (
+        np.empty((len(rows), count), np.float32),
+        np.empty((len(rows), count), np.int64),
+    )
+    if scores.size:
+        scores, indices = _search_blocks(rows, shards, count)
     return Found(scores[0], indices[0]) if queries.ndim == 1 else Found(scores, indices)
 
 
 def _search_blocks(
-    queries: np.ndarray, shards: Sequence[np.ndarray], count: int, block_size: int
+    queries: np.ndarray, shards: Sequence[np.ndarray], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scores and indices of the best `count` vectors of each query."""
+    block_size = max(MIN_BLOCK, 1 << (64 * count - 1).bit_length())
     # About as many groups in a block as vectors in `count` groups, which is the least to sort.
     group = 1 << round(math.log2(block_size / count) / 2)
-    rows = jnp.asarray(queries)
-    best_scores = jnp.full((len(rows), count), -jnp.inf)
-    best_indices = jnp.zeros((len(rows), count), jnp.int32)
-    is_finite, before = jnp.isfinite(rows).all(), None
-    for first, num_valid, block in _blocks(shards, block_size, group):
-        best_scores, best_indices, is_finite = _merge_block(
-            rows,
-            jnp.asarray(block),
-            num_valid,
-            first,
-            best_scores,
-            best_indices,
-            is_finite,
-            group=group,
+    step = max(1, SCORES_AT_ONCE // block_size)
+    parts = [jnp.asarray(queries[start : start + step]) for start in range(0, len(queries), step)]
+    best = [
+        (jnp.full((len(part), count), -jnp.inf), jnp.zeros((len(part), count), jnp.int32))
+        for part in parts
+    ]
+    is_finite, before = [jnp.isfinite(queries).all()], None
+    for first, num_valid, rows in _blocks(shards, block_size, group):
+        block = jnp.asarray(rows)
+        merged = [
+            _merge_block(part, block, num_valid, first, *found, group=group)
+            for part, found in zip(parts, best, strict=True)
+        ]
+        best = [(scores, indices) for scores, indices, _ in merged]
+        is_finite.append(merged[0][2])
+        jax.block_until_ready(before)  # Two blocks are on the device, not all.
+        before = best
+    scores, indices = (np.concatenate(arrays) for arrays in zip(*best, strict=True))
+    if not all(is_finite) or not np.isfinite(scores).all():
+        raise ValueError(
+            "query_vectors or vectors have values that are not finite, or of which products are not"
         )
-        if before is not None:
-            before.block_until_ready()  # Two blocks are on the device, not all.
-        before = is_finite
-    scores, indices = np.asarray(best_scores), np.asarray(best_indices)
-    if not is_finite or not np.isfinite(scores).all():
-        raise ValueError("query_vectors or vectors have values that are not finite")
-    return scores, indices
+    return scores, indices.astype(np.int64)
 
 
 def _blocks(
@@ -113,7 +114,7 @@ def _blocks(
         before += len(shard)
 
 
-@functools.partial(jax.jit, donate_argnums=(4, 5), static_argnames="group")
+@functools.partial(jax.jit, static_argnames="group")
 def _merge_block(
     queries: jax.Array,
     block: jax.Array,
@@ -121,35 +122,39 @@ def _merge_block(
     first: jax.Array,
     scores: jax.Array,
     indices: jax.Array,
-    is_finite: jax.Array,
     *,
     group: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Merges a block, up to the copies of its last valid row, into the best found so far.
+
+    Returns scores, indices and whether all values of the block are finite: one that is not makes
+    its row's product with any query infinite or NaN.
 
     To sort all scores would take longer than to compute them. The best `count` are among the
     `count` groups of `group` neighbours with the largest maxima: any other vector comes after the
     maxima of these groups. Of equal values `top_k` takes the first, in groups as in vectors.
     """
     count = scores.shape[1]
-    block = block.astype(jnp.float32)
-    is_finite &= jnp.isfinite(block).all(0).all()  # By columns first, which is faster.
     products = jax.lax.dot_general(  # TPUs and GPUs would otherwise round to fewer bits.
-        queries, block, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST
-    )
-    places = jnp.arange(len(block)).reshape(-1, group)
-    products = products.reshape(len(queries), *places.shape)
+        queries,
+        block.astype(jnp.float32),
+        (((1,), (1,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+    ).reshape(len(queries), -1, group)
+    is_finite = jnp.isfinite(products[0]).all()
+    starts = jnp.arange(0, len(block), group)
     # Copies do not change the maximum of a group that has the row itself.
-    maxima = jnp.where(places[:, 0] < num_valid, _without_sign_of_0(products.max(-1)), -jnp.inf)
-    _, groups = jax.lax.top_k(maxima, min(count, len(places)))
-    groups = jnp.sort(groups, axis=1)
-    places = places[groups].reshape(len(queries), -1)
+    maxima = jnp.where(starts < num_valid, _without_sign_of_0(products.max(-1)), -jnp.inf)
+    groups = jnp.sort(jax.lax.top_k(maxima, min(count, len(starts)))[1], axis=1)
+    places = (starts[groups][:, :, None] + jnp.arange(group)).reshape(len(queries), -1)
     found = jnp.take_along_axis(products, groups[:, :, None], axis=1).reshape(places.shape)
     found = jnp.where(places < num_valid, _without_sign_of_0(found), -jnp.inf)
-    candidates = jnp.concatenate([scores, found], axis=1)
-    places = jnp.concatenate([indices, places + first], axis=1)
-    scores, chosen = jax.lax.top_k(candidates, count)
-    return scores, jnp.take_along_axis(places, chosen, axis=1), is_finite
+    # First of the block alone: to sort twice is faster than to sort a concatenation of all.
+    found, chosen = jax.lax.top_k(found, min(count, found.shape[1]))
+    places = jnp.take_along_axis(places, chosen, axis=1) + first
+    scores, chosen = jax.lax.top_k(jnp.concatenate([scores, found], axis=1), count)
+    indices = jnp.concatenate([indices, places], axis=1)
+    return scores, jnp.take_along_axis(indices, chosen, axis=1), is_finite
 
 
 def _without_sign_of_0(values: jax.Array) -> jax.Array:
