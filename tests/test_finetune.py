@@ -147,6 +147,9 @@ def test_run_learns_and_writes_the_documented_files(finished):
     text = (workdir / "predictions" / "dev.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["id"] for line in lines] == [str(n) for n in range(30)]
+    (interval,) = result["intervals"]  # test.csv has no labels.
+    assert interval.items() >= {"split": "dev", "metric": "accuracy", "examples": 30}.items()
+    assert 0 < interval["low"] <= result["dev"]["accuracy"] <= interval["high"] <= 1
     # The loss of training, without dropout, over all examples.
     losses = [-np.log(line["probabilities"][line["label"]]) for line in lines]
     assert result["dev"]["loss"] == pytest.approx(np.mean(losses), rel=1e-4)

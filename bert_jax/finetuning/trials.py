@@ -21,6 +21,8 @@ from bert_jax.finetuning.hyperparameters import finetune_schedule
 from bert_jax.finetuning.step import Prediction
 from bert_jax.runtime.buckets import absolute, is_bucket
 from bert_jax.runtime.errors import Diverged
+from bert_jax.tasks.resampling import bootstrap_interval
+from bert_jax.tasks.scored_predictions import read_scored
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training import monitoring
 from bert_jax.training.metrics import METRICS, MetricsWriter
@@ -181,6 +183,8 @@ class TrialRun:
                 files.append(split.write(predictions[split.name].outputs, directory))
         if self.writes and task.selection_split:
             warn_of_constant_metric(self.writer.directory / METRICS, task.metric)
+        if self.writes:
+            result["intervals"] = find_intervals(directory, result, self._metric, self.settings)
         result["predictions"] = [str(path.relative_to(self.writer.directory)) for path in files]
         self._write_result(result | {"seconds": time.monotonic() - began})
 
@@ -217,6 +221,33 @@ def warn_of_constant_metric(path: pathlib.Path, metric: str) -> None:
             values[0],
             len(values),
         )
+
+
+def find_intervals(
+    predictions: pathlib.Path, result: dict, metric: str, settings: dict
+) -> list[dict]:
+    """Returns the bootstrap interval of `metric` on each split of `result` that has it.
+
+    A score for which there is none, such as one of a task of your own, is named in the log.
+    """
+    intervals = []
+    for split, scores in result.items():
+        if not isinstance(scores, dict) or metric not in scores:
+            continue
+        try:
+            scored = read_scored(predictions, split, metric, settings)
+        except (ValueError, OSError) as error:
+            logging.info("No interval of %s/%s: %s", split, metric, error)
+            continue
+        low, high = map(float, bootstrap_interval(scored.score, len(scored.examples)))
+        examples = len(scored.examples)
+        found = {"split": split, "metric": metric, "low": low, "high": high, "examples": examples}
+        logging.info(
+            "%s/%s is %.4f, with a 95 %% interval from %.4f to %.4f (bootstrap over %d examples)",
+            *(split, metric, scores[metric], low, high, examples),
+        )
+        intervals.append(found)
+    return intervals
 
 
 def tune_and_score(split: Split, prediction: Prediction) -> tuple[dict[str, float], dict]:

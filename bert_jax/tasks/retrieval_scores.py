@@ -13,6 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from bert_jax.model.heads import Outputs
+from bert_jax.tasks.resampling import NUM_SAMPLES, bootstrap_interval
 
 TOP = 10
 """The last rank at which a passage counts as found."""
@@ -177,22 +178,17 @@ def rank_scores(
 
 
 def bootstrap_intervals(
-    values: Mapping[str, np.ndarray], level: float = 0.95, num_samples: int = 1000, seed: int = 0
+    values: Mapping[str, np.ndarray], num_samples: int = NUM_SAMPLES, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """Returns the bounds of each score's mean over queries, by the percentile bootstrap.
-
-    Each of `num_samples` draws as many queries as there are, with replacement, the same ones for
-    all scores (Efron and Tibshirani, 1993, chapter 13). It shows how much a mean depends on the
-    choice of the queries, not on the seed of the training.
+    """Returns the bounds of each score's mean over queries, by the bootstrap over the same queries.
 
     Args:
       values: float `[queries]` by name, such as `query_scores`.
     """
-    rng = np.random.default_rng(seed)
     table = np.stack(list(values.values()), axis=1)
-    draws = (rng.integers(len(table), size=len(table)) for _ in range(num_samples))
-    means = [table[chosen].mean(axis=0) for chosen in draws]
-    bounds = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    bounds = bootstrap_interval(
+        lambda queries: table[queries].mean(axis=0), len(table), num_samples=num_samples, seed=seed
+    )
     return {
         name: (float(low), float(high)) for name, low, high in zip(values, *bounds, strict=True)
     }

@@ -52,9 +52,23 @@ def _nonempty(answers: Sequence[str]) -> Sequence[str]:
 
 def evaluate_v1(gold: Gold, predictions: Texts) -> dict[str, float]:
     """Computes the scores of evaluate-v1.1: the best over the answers, averaged over questions."""
+    scores = scores_by_question(gold, predictions, null_answers=False)
+    return {name: fmean(values.values()) for name, values in scores.items()}
+
+
+def scores_by_question(
+    gold: Gold, predictions: Texts, null_answers: bool
+) -> dict[str, dict[str, float]]:
+    """Returns `exact` and `f1` of each question: the best over its answers.
+
+    With `null_answers` as in version 2.0, where an empty prediction means that there is none.
+    """
     return {
-        name: fmean(_best(score, predictions[id_], answers) for id_, answers in gold.items())
-        for name, score in (("exact", exact_match), ("f1", f1))
+        name: {
+            id_: _best(score, predictions[id_], _nonempty(answers) if null_answers else answers)
+            for id_, answers in gold.items()
+        }
+        for name, score in (("exact", exact_match), ("f1", f1_v2 if null_answers else f1))
     }
 
 
@@ -66,8 +80,7 @@ def evaluate_v2(
     Null odds above `threshold` (`--na-prob-thresh`) change the prediction to no answer.
     """
     result, best = {}, {}
-    for name, score in (("exact", exact_match), ("f1", f1_v2)):
-        raw = {id_: _best(score, predictions[id_], _nonempty(gold[id_])) for id_ in gold}
+    for name, raw in scores_by_question(gold, predictions, null_answers=True).items():
         scores = raw | {id_: float(not gold[id_]) for id_ in gold if null_odds[id_] > threshold}
         for prefix, has_answer in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
             if values := [value for id_, value in scores.items() if bool(gold[id_]) in has_answer]:
