@@ -150,6 +150,10 @@ def test_run_learns_and_writes_the_documented_files(finished):
     (interval,) = result["intervals"]  # test.csv has no labels.
     assert interval.items() >= {"split": "dev", "metric": "accuracy", "examples": 30}.items()
     assert 0 < interval["low"] <= result["dev"]["accuracy"] <= interval["high"] <= 1
+    majority = {"split": "dev", "baseline": "majority", "metric": "accuracy"}
+    assert result["baselines"][0] == majority | {"score": pytest.approx(0.5, abs=0.2)}
+    splits = [(each["split"], each["inputs"]) for each in result["duplicates"]]
+    assert splits == [("dev", 30), ("test", 2)]
     # The loss of training, without dropout, over all examples.
     losses = [-np.log(line["probabilities"][line["label"]]) for line in lines]
     assert result["dev"]["loss"] == pytest.approx(np.mean(losses), rel=1e-4)

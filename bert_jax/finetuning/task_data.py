@@ -1,6 +1,7 @@
 """Reads what a run trains on: examples, rows, head, and the parameters to start from."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from absl import logging
@@ -13,6 +14,8 @@ from bert_jax.finetuning.pretrained_head import initial_params
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.heads import TARGET_SCALE, Head, find_head, with_lstm, with_target_std
 from bert_jax.runtime.named_modules import import_part
+from bert_jax.tasks.baselines import score_baselines
+from bert_jax.tasks.duplicates import count_duplicates
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -44,6 +47,20 @@ class TaskData:
     shape: RowShape
     train_shape: RowShape
     contents: dict
+
+    @functools.cached_property
+    def baselines(self) -> list[dict]:
+        """The scores of `score_baselines`, computed once for all trials; [] if that fails."""
+        try:
+            return score_baselines(self.task)
+        except Exception:  # A library's: it must not cost the result of a finished training.
+            logging.exception("The baselines could not be scored")
+            return []
+
+    @functools.cached_property
+    def duplicates(self) -> list[dict]:
+        """The counts of `count_duplicates`, computed once for all trials."""
+        return count_duplicates(self.task)
 
 
 def read_task_data(

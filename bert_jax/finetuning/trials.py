@@ -62,7 +62,7 @@ class TrialRun:
         self.num_steps = setup.num_steps(trial.config)
         self.hyperparameters = setup.hyperparameters(trial.config)
         self._schedule = finetune_schedule(trial.config, self.hyperparameters)
-        self._task, self._tokenizer = setup.data.task, setup.tokenizer
+        self._data, self._task, self._tokenizer = setup.data, setup.data.task, setup.tokenizer
         self._steps_per_epoch = setup.steps_per_epoch
         self.key = jax.random.key(self.seed)
         result = trial.result or {}
@@ -185,6 +185,9 @@ class TrialRun:
             warn_of_constant_metric(self.writer.directory / METRICS, task.metric)
         if self.writes:
             result["intervals"] = find_intervals(directory, result, self._metric, self.settings)
+            result["baselines"] = self._data.baselines
+            result["duplicates"] = self._data.duplicates
+            log_baselines_and_duplicates(result)
         result["predictions"] = [str(path.relative_to(self.writer.directory)) for path in files]
         self._write_result(result | {"seconds": time.monotonic() - began})
 
@@ -248,6 +251,23 @@ def find_intervals(
         )
         intervals.append(found)
     return intervals
+
+
+def log_baselines_and_duplicates(result: dict) -> None:
+    """Logs a line for the baselines of each split, and for its duplicates of training examples."""
+    for split in dict.fromkeys(each["split"] for each in result["baselines"]):
+        own = [each for each in result["baselines"] if each["split"] == split]
+        scores = ", ".join(f"{each['baseline']} {each['score']:.4f}" for each in own)
+        logging.info("Baselines of %s/%s: %s", split, own[0]["metric"], scores)
+    for each in result["duplicates"]:
+        if each["equal"] or each["near"]:
+            near = "an unknown number (too many tokens)" if each["near"] is None else each["near"]
+            logging.warning(
+                "%s: of %d inputs %d are equal to one of train and %s nearly equal, as the model "
+                "reads them: their scores may be too good",
+                *(each[name] for name in ("split", "inputs", "equal")),
+                near,
+            )
 
 
 def tune_and_score(split: Split, prediction: Prediction) -> tuple[dict[str, float], dict]:
