@@ -26,7 +26,9 @@ from absl import app, flags
 from study_report import machine
 
 import bert_jax
+from bert_jax.checkpoints.save import save_model
 from bert_jax.runtime.command_line import parse_flags
+from bert_jax.tasks.retrieval import dense_layer
 from bert_jax.tasks.retrieval_scores import bootstrap_intervals, find_ranks, query_scores
 from bert_jax.tasks.tables import write_json_lines
 from bert_jax.tools.commands import run_command
@@ -203,6 +205,27 @@ def vector_scores(
         scores = query_scores([find_ranks(row, sorted({*own})) for row, own in rows])
         results.append({name: scores[name] for name in METRICS})
     return results
+
+
+def write_rotated(model_directory: pathlib.Path, data: pathlib.Path, output: pathlib.Path) -> None:
+    """Writes a model with a dense layer that turns its vectors to their principal components.
+
+    The components are those of the training texts' vectors, largest first. The layer is orthogonal:
+    cosines of whole vectors stay, and those of their first dimensions lose the least.
+    """
+    model, lines = bert_jax.load(model_directory), read_lines(data / "train.jsonl")
+    texts = list(dict.fromkeys(line[name] for line in lines for name in ("query", "positive")))
+    vectors = model.encode(texts, max_length=SEARCHED_LENGTH)
+    components = np.linalg.svd(vectors, full_matrices=False)[2]
+    head = {"task": "embedding", "labels": [], "pooling": "mean", "normalize": True}
+    head["projections"] = [dense_layer(len(components))]
+    save_model(
+        output,
+        config=model.config,
+        tokenizer=model.tokenizer,
+        params={**model.params, "projection_0": {"kernel": components.T}},
+        settings=model.settings | {"head": head},
+    )
 
 
 def read_lines(path: pathlib.Path) -> list[dict]:

@@ -211,10 +211,13 @@ def check_against_weights(config: ConfigDict, settings: Mapping) -> None:
         limited_by="max_position_embeddings of init_from",
     )
     sizes = config.get("loss", {}).get("matryoshka_sizes", ())
-    if sizes and max(sizes) > model_config.hidden_size:
+    limit, limited_by = model_config.hidden_size, "hidden_size of init_from"
+    if size := config.get("similarity", {}).get("vector_size"):
+        limit, limited_by = size, "config.similarity.vector_size"
+    if sizes and max(sizes) > limit:
         raise ValueError(
-            f"config.loss.matryoshka_sizes={tuple(sizes)}: expected at most "
-            f"{model_config.hidden_size}, the hidden_size of init_from"
+            f"config.loss.matryoshka_sizes={tuple(sizes)}: expected at most {limit}, the "
+            f"{limited_by}"
         )
     if num_stacked_layers(model_config) < model_config.num_layers:
         for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):

@@ -89,7 +89,15 @@ def check_modules(head: Mapping, task_head: Mapping = MappingProxyType({})) -> N
                     f"task has {new!r:.200}: set fields of config.similarity or "
                     "config.data.max_query_length so that they agree, or config.new_head=True"
                 )
-    elif head.get("projections"):
+    elif head.get("projections") and head["projections"] != task_head.get("projections"):
+        layers = [
+            (each["size"], each["has_bias"], each["activation"]) for each in head["projections"]
+        ]
+        if task_head and [(size, False, "identity") for size, *_ in layers[:1]] == layers:
+            raise ValueError(
+                f"the weights have a head with a dense layer of {layers[0][0]} outputs: set "
+                f"config.similarity.vector_size={layers[0][0]}, or config.new_head=True"
+            )
         names.append("projections")
     of_head, of_task = ([find_prompt(each, name) for name in NAMES] for each in (head, task_head))
     if of_head != of_task:

@@ -85,6 +85,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         settings |= prompt_settings(data.query_prompt, data.passage_prompt)
     if is_bi_encoder and vectors == "dense":
         settings |= {name: config.similarity[name] for name in ("pooling", "normalize")}
+        if size := config.similarity.vector_size:
+            settings["projections"] = [dense_layer(size)]
     inputs = Inputs(tokenizer, is_bi_encoder, config.max_seq_length, queries, passages, rules)
     queries.add(line.text for each in lines.values() for line in each)
     # Predictions take as long as there are passages, so these are limited too.
@@ -203,6 +205,11 @@ def _check_config(config: ConfigDict) -> TrainingLoss:
     return loss
 
 
+def dense_layer(size: int) -> dict:
+    """Returns the settings of a dense layer of `size` outputs after the encoder."""
+    return {"size": size, "has_bias": False, "activation": "identity"}
+
+
 def _multi_vector_settings(config: ConfigDict) -> dict:
     """Returns the settings of a new multi-vector head."""
     fields, data = config.similarity, config.data
@@ -212,7 +219,7 @@ def _multi_vector_settings(config: ConfigDict) -> dict:
         expansion["attend"] = kind == "attended"
     size = fields.vector_size or 128
     return {
-        "projections": [{"size": size, "has_bias": False, "activation": "identity"}],
+        "projections": [dense_layer(size)],
         "normalize": fields.normalize,
         "query_expansion": expansion,
         "skip_words": [] if fields.skip_punctuation is False else list(string.punctuation),
@@ -224,7 +231,9 @@ def _check_multi_vector(config: ConfigDict) -> None:
     """Raises ValueError for a field that only multi-vector models have, or that they lack."""
     fields = config.similarity
     if fields.vectors != "multi_vector":
-        for name in ("vector_size", "query_expansion", "skip_punctuation"):
+        names = ("query_expansion", "skip_punctuation")
+        has_size = fields.vectors == "dense" and config.data.role == "bi_encoder"
+        for name in names if has_size else ("vector_size", *names):
             if fields[name] is not None:
                 expected = "leave it out, or set similarity.vectors=multi_vector"
                 raise ValueError(f"config.similarity.{name}={fields[name]}: {expected}")

@@ -121,7 +121,11 @@ DATA = {
         kind=float,
     ),
     "similarity.vector_size": Field(
-        None, "multi_vector: size of a token's vector; default 128.", AT_LEAST_1, kind=int
+        None,
+        "A dense layer without bias makes vectors of this size: of texts if dense, which have none "
+        "by default; of tokens if multi_vector, 128 by default. It is that of init_from, or new.",
+        AT_LEAST_1,
+        kind=int,
     ),
     "similarity.query_expansion": Field(
         None,

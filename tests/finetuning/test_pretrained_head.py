@@ -46,6 +46,23 @@ def test_pooler_of_modernbert_starts_from_the_head_for_tokens(task, has_pooler):
     assert initial == {"encoder": expected}
 
 
+def test_a_dense_layer_after_pooling_goes_on_if_the_task_has_it():
+    dense = {"size": 8, "has_bias": False, "activation": "identity"}
+    params = {"encoder": {"layers": {}}, "projection_0": {"kernel": np.zeros((2, 8))}}
+    task = {"task": "embedding", "labels": [], "pooling": "mean", "normalize": True}
+    head = task | {"projections": [dense]}
+    assert set(initial_params(params, BERT, head, head, new_head=False)) == set(params)
+    assert set(initial_params(params, BERT, head, task, new_head=True)) == {"encoder"}
+    for projections, named in (
+        ([dense], "vector_size=8"),
+        ([dense | {"has_bias": True}], "projections"),
+        ([dense, dense], "projections"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            saved = head | {"projections": projections}
+            initial_params(params, BERT, saved, task, new_head=False)
+
+
 def test_a_multi_vector_head_goes_on_if_the_task_has_the_same():
     dense = {"size": 8, "has_bias": False, "activation": "identity"}
     params = {"encoder": {"layers": {}}, "projection_0": {"kernel": np.zeros((2, 8))}}

@@ -181,3 +181,8 @@ def test_a_matryoshka_size_above_that_of_the_vectors_is_an_error():
     settings = {"architecture": config_to_settings(small_model_config())}
     with pytest.raises(ValueError, match=r"matryoshka_sizes=\(16, 128\)"):
         check_against_weights(config, settings)
+    config.similarity.vector_size = 128
+    check_against_weights(config, settings)
+    config.loss.matryoshka_sizes = (16, 129)
+    with pytest.raises(ValueError, match=r"similarity\.vector_size"):
+        check_against_weights(config, settings)

@@ -20,6 +20,7 @@ from tests.helpers.corpora import WORDS, write_vocabulary
 from tests.helpers.json_lines import write_lines
 
 datasets = pytest.importorskip("datasets")
+torch = pytest.importorskip("torch")
 of_vectors = pytest.importorskip("sentence_transformers.sentence_transformer")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
@@ -37,7 +38,6 @@ LEARNING_RATE, WARMUP_FRACTION = 1e-3, 0.2
 
 def write_encoder(directory: pathlib.Path, class_name: str = "BertModel") -> pathlib.Path:
     """Writes a small model of transformers, with all parameters random, and without dropout."""
-    import torch
     import transformers
 
     write_vocabulary(directory / "vocab.txt")
@@ -180,6 +180,29 @@ def test_a_bi_encoder_ends_with_the_same_parameters(num_negatives, changes, make
     for name in expected.keys() - actual.keys():
         np.testing.assert_array_equal(expected.pop(name), before[name])
     check_parameters(before, actual, expected)
+
+
+def test_a_dense_layer_of_the_weights_is_trained(tmp_path):
+    lines, directory, start = make_lines(1), write_encoder(tmp_path), tmp_path / "start"
+    transformer = modules.Transformer(str(directory), max_seq_length=LENGTH)
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), "mean")
+    dense = modules.Dense(SIZES[0], 12, bias=False, activation_function=torch.nn.Identity())
+    parts = [transformer, pooling, dense, modules.Normalize()]
+    model = of_vectors.SentenceTransformer(modules=parts, device="cpu")
+    model.save(str(start))
+    before = {"weight": dense.linear.weight.detach().numpy().copy()}
+    train_ours("bi_encoder", {"similarity.vector_size": 12}, start, lines, tmp_path / "ours")
+    train_theirs(
+        of_vectors.SentenceTransformerTrainer,
+        of_vectors.SentenceTransformerTrainingArguments,
+        model,
+        IN_BATCH(model),
+        lines,
+        tmp_path / "theirs",
+    )
+    actual = load_file(tmp_path / "ours/exported/2_Dense/model.safetensors")["linear.weight"]
+    expected = dense.linear.weight.detach().numpy()
+    check_parameters(before, {"weight": actual}, {"weight": expected})
 
 
 def test_a_sparse_encoder_ends_with_the_same_parameters(tmp_path):

@@ -491,6 +491,23 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_dense_layer_is_trained_and_continued_from(tmp_path):
+    config = config_file.get_config("bi_encoder,runlocal")
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    config.init_from = str(write_weights(tmp_path / "encoder", vocabulary))
+    config.data.train = str(write_lines(tmp_path / "train.jsonl", LINES * 3))
+    config.data.num_negatives, config.similarity.vector_size = 1, 8
+    finetune.train_and_evaluate(config.lock(), tmp_path / "first")
+    first = bert_jax.load(tmp_path / "first")
+    assert first.encode(["a king"]).shape == (1, 8)
+    config = config.copy_and_resolve_references().unlock()
+    config.init_from, config.learning_rate = str(tmp_path / "first"), 1e-9
+    finetune.train_and_evaluate(config.lock(), tmp_path / "second")
+    found = bert_jax.load(tmp_path / "second").encode(["a king"])
+    np.testing.assert_allclose(found, first.encode(["a king"]), atol=1e-5)
+
+
 def test_sparse_vectors_train_and_rank_as_those_of_the_loaded_model(tmp_path):
     config = config_file.get_config("bi_encoder,splade,runlocal")
     model = write_head(tmp_path / "masked_lm", task="sparse_embedding", labels=[])
@@ -662,6 +679,10 @@ def test_bad_config_is_named(tmp_path, tokenizer):
         make_task(tmp_path, tokenizer, "cross_encoder", data__num_negatives=0)
     with pytest.raises(ValueError, match=r"config\.similarity\.pooling=min"):
         make_task(tmp_path, tokenizer, similarity__pooling="min")
+    of_splade = {"loss__query_flops_weight": 0.1, "loss__passage_flops_weight": 0.1}
+    for role, fields in (("cross_encoder", {}), ("bi_encoder,splade", of_splade)):
+        with pytest.raises(ValueError, match="vector_size=8"):
+            make_task(tmp_path, tokenizer, role, similarity__vector_size=8, **fields)
     with pytest.raises(ValueError, match=r"config\.similarity\.temperature=0\.0"):
         config = config_file.get_config()
         config.similarity.temperature = 0.0

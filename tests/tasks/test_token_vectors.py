@@ -147,10 +147,6 @@ def test_dev_is_ranked_by_max_similarity(tmp_path, tokenizer):
     ("fields", "names"),
     [
         ({"similarity__vectors": "several"}, "similarity.vectors=several"),
-        (
-            {"similarity__vectors": "dense", "similarity__vector_size": 8},
-            "similarity.vector_size=8",
-        ),
         ({"similarity__query_expansion": "all"}, "similarity.query_expansion=all"),
         ({"similarity__pooling": "cls"}, "similarity.pooling=cls"),
         ({"data__evaluation": "similarity"}, "data.evaluation=similarity"),
