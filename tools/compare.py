@@ -1,0 +1,123 @@
+"""Tests whether two fine-tuned models differ, from their predictions for the same examples.
+
+python tools/compare.py runs/a runs/b
+
+Prints both scores, and a 95 % interval of the second less the first by the paired bootstrap over
+the examples; for classes also McNemar's exact test of which of them are right. Both say whether
+the difference could come from the choice of the examples, not from the seed of the training.
+"""
+
+import itertools
+import json
+import pathlib
+import sys
+
+import numpy as np
+from absl import app, flags
+
+from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.tasks.resampling import bootstrap_interval, mcnemar_exact
+from bert_jax.tasks.scored_predictions import ScoredPredictions, read_scored
+
+MAX_DIFFERENCE = 1e-3
+"""Of a score from the files of predictions and in `result.json`, which rounding may cause."""
+NUM_SAMPLES = 10_000
+
+flags.DEFINE_string("split", None, "Of the examples; by default the one that selects checkpoints.")
+flags.DEFINE_string("metric", None, "The score; by default the one that selects checkpoints.")
+
+
+def read_run(
+    run: pathlib.Path, split: str | None, metric: str | None
+) -> tuple[str, str, ScoredPredictions]:
+    """Returns the split and the score to compare, by default the run's, and its predictions.
+
+    Raises ValueError or OSError if the run does not have them.
+    """
+    path = run / "result.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: expected the workdir of a finished run")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if "seeds" in result:
+        raise ValueError(f"{run} has several seeds: name the workdir of one, such as {run}/seed_0")
+    if "diverged" in result:
+        raise ValueError(f"{run} diverged at step {result['diverged']}, without predictions")
+    own_split, _, own_metric = result.get("metric", "").rpartition("/")
+    split, metric = split or own_split, metric or own_metric
+    if not split or not metric:
+        fix = "set --split and --metric, such as --split=test --metric=accuracy"
+        raise ValueError(f"{run} has no score that selects checkpoints: {fix}")
+    scores = {name: each for name, each in result.items() if isinstance(each, dict)}
+    if metric not in scores.get(split, ()):
+        names = ", ".join(f"{name}/{each}" for name, own in scores.items() for each in own)
+        raise ValueError(f"{run} has no {split}/{metric}: expected one of {names}")
+    settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    scored = read_scored(run / "predictions", split, metric, settings)
+    found, expected = scored.score(np.arange(len(scored.examples))), scores[split][metric]
+    if abs(found - expected) > MAX_DIFFERENCE:
+        raise ValueError(
+            f"{run}: the predictions of {split} have {metric} {found:.4f}, but result.json has "
+            f"{expected:.4f}: one of them is of another run"
+        )
+    return split, metric, scored
+
+
+def check_same_examples(
+    runs: tuple[pathlib.Path, pathlib.Path], first: ScoredPredictions, second: ScoredPredictions
+) -> None:
+    """Raises ValueError if two runs predicted other examples, or the same in another order."""
+    pairs = itertools.zip_longest(first.examples, second.examples)
+    for number, (one, other) in enumerate(pairs):
+        if one != other:
+            shown = f"{str(one)[:200]} and {str(other)[:200]}"
+            raise ValueError(
+                f"{runs[0]} and {runs[1]} predicted other examples: number {number} is {shown}"
+            )
+
+
+def compare(
+    runs: tuple[pathlib.Path, pathlib.Path],
+    split: str | None = None,
+    metric: str | None = None,
+    num_samples: int = NUM_SAMPLES,
+) -> list[str]:
+    """Returns the lines that the tool prints. Raises ValueError or OSError."""
+    split, metric, first = read_run(runs[0], split, metric)
+    _, _, second = read_run(runs[1], split, metric)
+    check_same_examples(runs, first, second)
+    rows = np.arange(len(first.examples))
+    low, high = bootstrap_interval(
+        lambda sample: second.score(sample) - first.score(sample),
+        len(rows),
+        num_samples=num_samples,
+    )
+    scores = [each.score(rows) for each in (first, second)]
+    lines = [
+        f"{run}: {split}/{metric} {score:.4f}" for run, score in zip(runs, scores, strict=True)
+    ]
+    lines.append(
+        f"difference: {scores[1] - scores[0]:+.4f}, 95 % interval {low:+.4f} to {high:+.4f} "
+        f"(paired bootstrap over {len(rows):,} examples, {num_samples:,} samples)"
+    )
+    if first.is_correct is not None and second.is_correct is not None:
+        only_first, only_second, p_value = mcnemar_exact(first.is_correct, second.is_correct)
+        lines.append(
+            f"McNemar's exact test of the accuracy: only {runs[0]} is right in {only_first:,} "
+            f"examples, only {runs[1]} in {only_second:,}: p = {p_value:.4g}"
+        )
+    return lines
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 3:
+        raise app.UsageError("expected the workdirs of two runs: tools/compare.py RUN RUN")
+    first, second = map(pathlib.Path, argv[1:])
+    try:
+        lines = compare((first, second), flags.FLAGS.split, flags.FLAGS.metric)
+    except (OSError, ValueError) as error:
+        sys.exit(f"compare: {describe_error(error)}")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
