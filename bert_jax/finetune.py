@@ -213,8 +213,6 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                 ends_interval = step % eval_every == 0
                 reports = step % config.log_every == 0 or ends_interval or ends_trials
                 evaluates = data.task.selection_split and (ends_interval or ends_trials)
-                keeps_state = config.save_training_state and step < stack.num_steps
-                saves = stops or (ends_interval and keeps_state)
                 if reports:
                     loss = stack.report(step, time.monotonic() - began)
                     progress.set_postfix_str(f"loss={loss:.3f}")
@@ -223,17 +221,21 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                 if evaluates:
                     evaluated = stack.runs if ends_interval else stack.ending
                     stack.evaluate(step, state.params, evaluated, predict_with, watchdog.beat)
-                if saves:
+                    ends_trials = step == stack.stop  # Also by their patience.
+                keeps_state = config.save_training_state and step < stack.num_steps
+                if stops or (ends_interval and keeps_state):
                     watchdog.beat(f"saving step {step}", limited=False)
                     stack.save(state)
                 if stops:
                     checkpointer.wait()
                     raise RunStopped(step, stop_request.interrupted)
+                if ends_trials:
+                    break
             stack.finish(state.params, predict_with, began, watchdog.beat)
         progress.close()
     remove_training_state(directory)
     if stop_request.requested_at_end:  # After the last step; other trials may be left to train.
-        raise RunStopped(stack.num_steps, stop_request.interrupted)
+        raise RunStopped(stack.stop, stop_request.interrupted)
 
 
 def predict_split(

@@ -8,9 +8,9 @@ fields, of which all combinations are run, or `trials`, further configurations a
 the fields in configs/sweeps/fields.py. With `search` instead of `grid`, Optuna proposes the
 configurations: sweeps/search.py.
 
-Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
-train as one stacked program; on a CPU, where a stack is slower, they run one after another and
-compile once. Each has a workdir in DIR/trials, as a fine-tuning run alone would.
+Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs,
+patience, dropout) train as one stacked program; on a CPU, where a stack is slower, they run one
+after another and compile once. Each has a workdir in DIR/trials, as a fine-tuning run alone would.
 
 report.html, report.md with its plots, and trials.csv compare the trials; they are written while the
 sweep runs, at most once a minute, when it is stopped, and at the end. The same command resumes a

@@ -430,6 +430,45 @@ def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
 
 
 @pytest.mark.slow
+def test_trial_of_a_stack_stops_by_its_patience_and_at_the_same_step_if_it_was_killed(
+    given, tmp_path, monkeypatch
+):
+    """It does not learn at all, so that the first of its evaluations is the best."""
+    constant = {"learning_rate": 1e-30, "num_epochs": 3.0, "patience": 2}
+    common = {"decay_power": 0.0, "warmup_steps": 2}
+    configs = [small_config(given, **common, **fields) for fields in (constant, {"seed": 1})]
+    setup = finetune.prepare(configs[0])
+
+    def run(directory):
+        trials = [Trial(config, directory / f"trial_{i}") for i, config in enumerate(configs)]
+        return finetune.run_trials(setup, trials, directory)
+
+    whole = run(tmp_path / "whole")
+    assert [result["steps"] for result in whole] == [12, 16]
+    assert [result.get("stopped_early") for result in whole] == [True, None]
+    assert whole[0]["best_step"] == 4
+    assert records(tmp_path / "whole/trial_0")[-1]["step"] == 12
+
+    for killed_at, saved in ((4, False), (8, True), (12, True)):
+
+        class StoppingCheckpointer(finetune.Checkpointer):
+            def save(self, state, killed_at=killed_at, saved=saved):
+                if saved or int(state.step) < killed_at:
+                    super().save(state)
+                    self.wait()
+                if int(state.step) == killed_at:
+                    raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+            run(tmp_path / "resumed")
+    resumed = run(tmp_path / "resumed")
+    assert list(map(without_seconds, resumed)) == list(map(without_seconds, whole))
+    for index in range(2):
+        assert_equal_runs(tmp_path / f"whole/trial_{index}", tmp_path / f"resumed/trial_{index}")
+
+
+@pytest.mark.slow
 def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_path, monkeypatch):
     first, second = {"num_epochs": 1.0}, {"num_epochs": 1.0, "seed": 1}
     with monkeypatch.context() as patched:
@@ -656,21 +695,38 @@ def test_empty_directory_is_not_a_checkpoint(given, tmp_path):
         finetune.train_and_evaluate(small_config(given, init_from=str(tmp_path)), tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_two_processes_train_and_score_as_one(given, tmp_path):
+def finetune_in_processes(given, workdir, num_processes, devices_per_process, **changes):
     config = small_config(given)
     command = ["bert_jax.finetune", "--config=configs/finetune/text_classification.py"]
-    command += [f"--config.{name}={value}" for name, value in FIELDS.items()]
+    command += [f"--config.{name}={value}" for name, value in (FIELDS | changes).items()]
     command += [f"--config.init_from={config.init_from}"]
     command += [f"--config.data.{name}={config.data[name]}" for name in ("train", "dev")]
+    with commands.ended(
+        commands.launch(
+            command,
+            workdir,
+            num_processes=num_processes,
+            devices_per_process=devices_per_process,
+        )
+    ) as started:
+        statuses = commands.finish(started)
+    assert not any(statuses), commands.log_of(workdir).read_text()[-3000:]
+
+
+@pytest.mark.slow
+def test_two_processes_stop_early_together(given, tmp_path):
+    """Nothing is learned, so that the second evaluation is not better than the first."""
+    endless = {"patience": 1, "decay_power": 0.0, "warmup_steps": 2, "num_seeds": 2}
+    finetune_in_processes(given, tmp_path, 2, 1, learning_rate=1e-30, **endless)
+    result = json.loads((tmp_path / "result.json").read_text())
+    ended = [(seed["best_step"], seed["steps"], seed["stopped_early"]) for seed in result["seeds"]]
+    assert ended == [(4, 8, True)] * 2
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_score_as_one(given, tmp_path):
     for name, count, devices in (("one", 1, 4), ("two", 2, 2)):
-        with commands.ended(
-            commands.launch(
-                command, tmp_path / name, num_processes=count, devices_per_process=devices
-            )
-        ) as started:
-            statuses = commands.finish(started)
-        assert not any(statuses), commands.log_of(tmp_path / name).read_text()[-3000:]
+        finetune_in_processes(given, tmp_path / name, count, devices)
     one, two = (saved_params(tmp_path / name) for name in ("one", "two"))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)

@@ -32,6 +32,7 @@ from bert_jax.model.heads import Head, make_model
 from bert_jax.model.layer_stack import num_stacked_layers
 from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.sharding.mesh import make_mesh
+from bert_jax.tasks.task import Task
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.optimizer import Hyperparameters
 
@@ -64,7 +65,7 @@ class FinetuneSetup:
     trained_length: int | None
 
     def num_steps(self, trial: ConfigDict) -> int:
-        """Returns the number of updates of a trial."""
+        """Returns the number of updates of a trial, unless its patience ends before."""
         return round(trial.num_epochs * self.steps_per_epoch)
 
     def hyperparameters(self, trial: ConfigDict) -> Hyperparameters:
@@ -90,6 +91,9 @@ class FinetuneSetup:
                 f"config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
                 f"{self.steps_per_epoch}): set a larger num_epochs"
             )
+        limit = "the number of steps"
+        check_bounds(trial, Bounds(0, self.num_steps(trial)), "warmup_steps", limited_by=limit)
+        check_patience(trial, self.data.task)
         check_batch_is_compared(trial, self.data.task.head)
         model_config_of_trial(trial, self.model.config)  # Raises for invalid dropout rates.
 
@@ -182,6 +186,31 @@ def log_setup(setup: FinetuneSetup) -> None:
         )
     log_path(setup.model.plan, setup.model.config, setup.data.shape.length)
     log_task(setup.data.task, setup.data.shape, setup.num_steps(config))
+
+
+def check_patience(trial: ConfigDict, task: Task) -> None:
+    """Raises ValueError if a trial with patience has no metric, or depends on its planned end."""
+    if not trial.patience:
+        return
+    start = f"config.patience={trial.patience}"
+    if not task.selection_split:
+        name = task.metric.partition("/")[0]
+        raise ValueError(
+            f"{start}: {task.metric} needs examples with labels for {name}, as in "
+            f"config.data.{name}=FILE"
+        )
+    fixes = []
+    if trial.decay_power:
+        fixes.append("decay_power=0")
+    if trial.warmup_steps is None and trial.warmup_fraction:
+        fixes.append("warmup_steps=N, or warmup_fraction=0")
+    if task.head.predicts == "sparse_vector" and trial.loss.flops_warmup_fraction != 0:
+        fixes.append("loss.flops_warmup_fraction=0")
+    if fixes:
+        raise ValueError(
+            f"{start}: the run may stop long before num_epochs, on which its schedules must not "
+            f"depend: set {'; '.join(fixes)}"
+        )
 
 
 def check_batch_is_compared(trial: ConfigDict, head: Head) -> None:

@@ -29,10 +29,13 @@ def make_hyperparameters(trial: ConfigDict, model_config, num_steps: int) -> Hyp
     attention_dropout_rate = model_config.attention_dropout_rate
     if attention_dropout_rate is None:
         attention_dropout_rate = model_config.dropout_rate
+    warmup_steps = trial.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = round(trial.warmup_fraction * num_steps)
     return Hyperparameters(
         learning_rate=np.float32(trial.learning_rate),
         weight_decay=np.float32(trial.weight_decay),
-        warmup_steps=np.float32(round(trial.warmup_fraction * num_steps)),
+        warmup_steps=np.float32(warmup_steps),
         num_steps=np.float32(max(num_steps, 1)),
         dropout_rate=np.float32(model_config.dropout_rate),
         attention_dropout_rate=np.float32(attention_dropout_rate),

@@ -1,6 +1,7 @@
 """Trials that train together, as a stack: their state has a leading axis of trials.
 
-Trials with the fewest steps end first, and the others continue as a smaller stack.
+Trials with the fewest steps, or without patience left, end first, and the others continue as a
+smaller stack.
 """
 
 import json
@@ -42,7 +43,6 @@ class Stack:
     Attributes:
       runs: the trials that have not ended.
       first_step: the step of the last checkpoint, from which they resume; 0 without one.
-      num_steps: the number of steps of the longest trial.
       start, stop: the steps between which the stack has these trials; set by `begin`.
       unreported: the metrics of the steps that are not in a report yet, `[members]` each. A resumed
         run has those of its checkpoint, so that its next report equals an uninterrupted run's.
@@ -61,7 +61,6 @@ class Stack:
         self._saved_names = saved_trials(directory)
         self.first_step = checkpointer.latest_step() or 0
         self.runs = [TrialRun(setup, trial, self.first_step) for trial in trials]
-        self.num_steps = max(run.num_steps for run in self.runs)
         self._positions = list(range(len(self.runs)))  # Index of each run in the state.
         self.start = self.stop = self.first_step
         self.unreported: list[dict] = []
@@ -70,6 +69,11 @@ class Stack:
     def members(self) -> list[TrialRun]:
         """The trial of each entry of the state's leading axis."""
         return pad_to_trial_axis(self.runs, self._mesh)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of the longest trial."""
+        return max(run.num_steps for run in self.runs)
 
     @property
     def is_finished(self) -> bool:
@@ -101,6 +105,9 @@ class Stack:
             {name: np.array(values, np.float32) for name, values in step.items()}
             for step in settings.get("unreported", [])
         ]
+        counts = settings.get("evaluations_since_best", [0] * len(names))
+        for run, position in zip(self.runs, self._positions, strict=True):
+            run.stop_early(self.first_step, counts[position])
         return self._checkpointer.restore(self.first_step, self._steps.abstract_state(len(names)))
 
     def begin(self, state: TrainState) -> TrainState:
@@ -131,12 +138,15 @@ class Stack:
         return min(run.loss for run in self.runs)
 
     def save(self, state: TrainState) -> None:
-        """Saves the state, and the metrics of the steps that are not in a report yet."""
+        """Saves the state, and what it does not hold: unreported metrics, and counts."""
         for run in self.runs:
             run.writer.sync()
         values = jax.device_get([self._steps.replicate(each) for each in self.unreported])
-        waiting = {"unreported": jax.tree.map(lambda each: each.tolist(), values)}
-        self._checkpointer.settings = self._checkpointer.settings | waiting
+        counts = [run.evaluations_since_best for run in self.members]
+        self._checkpointer.settings = self._checkpointer.settings | {
+            "unreported": jax.tree.map(lambda each: each.tolist(), values),
+            "evaluations_since_best": counts,  # In the order of "stacked_trials".
+        }
         self._checkpointer.save(state)
 
     def evaluate(
@@ -147,7 +157,10 @@ class Stack:
         predict: Predict,
         beat: Callable,
     ) -> None:
-        """Scores the `evaluated` trials on the selection split, and saves each that improved."""
+        """Scores the `evaluated` trials on the selection split, and saves each that improved.
+
+        If the patience of any of them ends, `stop` becomes `step`.
+        """
         split = self._task.selection_split
         predictions = predict(split, params)
         for index, run in enumerate(self.runs):
@@ -156,15 +169,16 @@ class Stack:
             prediction = predictions[index]
             scores, tuned = tune_and_score(split, prediction)
             run.evaluate(step, split.name, scores)
-            if not run.is_better(scores):
-                continue
-            # The run was resumed before this step, and has saved it. The score differs by rounding.
-            if step == run.best_step:
-                run.set_score(scores)
-                continue
-            beat(f"saving step {step} as the best", limited=False)
-            run.save_best(step, self._steps.pick(params, index), scores, tuned)
-            run.prediction, run.prediction_size = prediction, len(self.members)
+            if run.is_better(scores):
+                # A run that was resumed has saved this step before: the score differs by rounding.
+                if step == run.best_step:
+                    run.set_score(scores)
+                else:
+                    beat(f"saving step {step} as the best", limited=False)
+                    run.save_best(step, self._steps.pick(params, index), scores, tuned)
+                    run.prediction, run.prediction_size = prediction, len(self.members)
+            run.count_evaluation(step)
+            self.stop = min(self.stop, run.num_steps)
 
     def finish(self, params: dict, predict: Predict, began: float, beat: Callable) -> None:
         """Writes the results of the trials that end at `stop`, and removes them from the stack.

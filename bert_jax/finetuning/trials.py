@@ -53,19 +53,22 @@ class TrialRun:
     `best_step`, `score` and `score_loss` (on the selection split) belong to the best checkpoint;
     they are None if there is none. `prediction` is its prediction for the selection split, computed
     in a stack of `prediction_size` trials; None if this process has not computed it. `diverged` is
-    the step at which a loss or norm was not finite, or None.
+    the step at which a loss or norm was not finite, or None. `num_steps`, the number of updates, is
+    smaller than planned if the trial has `stopped_early`: after `config.patience` evaluations since
+    the best checkpoint.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
         self.trial, self.seed = trial, trial.config.seed
         self.settings = setup.settings(trial.config)
-        self.num_steps = setup.num_steps(trial.config)
         self.hyperparameters = setup.hyperparameters(trial.config)
         self._schedule = finetune_schedule(trial.config, self.hyperparameters)
         self._data, self._task, self._tokenizer = setup.data, setup.data.task, setup.tokenizer
         self._steps_per_epoch = setup.steps_per_epoch
         self.key = jax.random.key(self.seed)
         result = trial.result or {}
+        self.num_steps = result.get("steps", setup.num_steps(trial.config))
+        self.evaluations_since_best, self.stopped_early = 0, False
         self.finished, self.diverged = bool(result), result.get("diverged")
         self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.finished
         self.writer = MetricsWriter(
@@ -124,6 +127,28 @@ class TrialRun:
             return score > self.score
         return loss is not None and self.score_loss is not None and loss < self.score_loss
 
+    def count_evaluation(self, step: int) -> None:
+        """Counts an evaluation that is over, and stops the trial if it ends its patience."""
+        is_better = step <= self.best_step  # A resumed run may have saved a later step before.
+        self.stop_early(step, 0 if is_better else self.evaluations_since_best + 1)
+
+    def stop_early(self, step: int, evaluations_since_best: int) -> None:
+        """Makes `step` the last one if there are `config.patience` evaluations since the best."""
+        self.evaluations_since_best = evaluations_since_best
+        patience = self.trial.config.patience
+        if not patience or evaluations_since_best < patience or step >= self.num_steps:
+            return
+        logging.info(
+            "%s has no better checkpoint than that of step %d after %d more evaluations: it stops "
+            "at step %d of %d",
+            self.trial.workdir.name,
+            self.best_step,
+            evaluations_since_best,
+            step,
+            self.num_steps,
+        )
+        self.num_steps, self.stopped_early = step, True
+
     def set_score(self, scores: dict[str, float]) -> None:
         """Sets the score and the loss of the best checkpoint on the selection split."""
         self.score, self.score_loss = scores.get(self._metric), scores.get("loss")
@@ -157,6 +182,8 @@ class TrialRun:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._task, self.writer.directory / "predictions"
         result, files = {"steps": self.num_steps, "best_step": self.best_step}, []
+        if self.trial.config.patience:
+            result["stopped_early"] = self.stopped_early
         collapse_split = split_for_collapse(task)
         if task.selection_split:
             _, tuned = tune_and_score(task.selection_split, predictions[task.selection_split.name])

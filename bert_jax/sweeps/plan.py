@@ -138,10 +138,13 @@ def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -
         "estimated_seconds_left": round(seconds_left, 1),
     }
     if jax.process_index() == 0:
-        is_stacked = any(
-            len(program.trials) > program.setup.mesh.shape["trial"] for program in programs
+        # Stacked trials take less time than in sequence, and patience may end trials early.
+        is_upper_bound = any(
+            len(program.trials) > program.setup.mesh.shape["trial"]
+            or any(trial.config.patience for trial in program.trials)
+            for program in programs
         )
-        print(describe(plan, is_stacked))
+        print(describe(plan, is_upper_bound))
     return plan
 
 
@@ -158,9 +161,9 @@ def print_line(widths: Sequence[int], row: Sequence[str]) -> None:
         print("  ".join(map(str.ljust, row, widths)).rstrip(), flush=True)
 
 
-def describe(plan: dict, is_stacked: bool) -> str:
+def describe(plan: dict, is_upper_bound: bool) -> str:
     """Returns the totals of a plan as text."""
-    about = "at most " * is_stacked  # A stack takes less time than its trials in sequence.
+    about = "at most " * is_upper_bound
     about += f"about {format_seconds(plan['estimated_seconds_left'])}"
     return (
         f"\n{plural(plan['trials'], 'trial')} ({plan['ended']} ended) in "

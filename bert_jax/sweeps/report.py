@@ -57,7 +57,7 @@ ABOUT_RANKING_OF_ONE_SEED = (
 )
 ABOUT_CURVES = "The best configurations are colored; all others are gray."
 ABOUT_MEDIAN_CURVES = (
-    f"Median at each evaluation over the seeds that did not diverge. {ABOUT_CURVES}"
+    f"Median at each evaluation over the seeds that had it and did not diverge. {ABOUT_CURVES}"
 )
 ABOUT_FIELDS = (
     "A dot is a trial; the line, or the bar of a category, is the median of all trials with that "

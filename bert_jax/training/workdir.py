@@ -30,6 +30,7 @@ NO_FIELDS = (
     "languages",
     "trained_length",
     "unreported",
+    "evaluations_since_best",
     "owes_evaluation",
     "lowest_loss",
     # Fields of earlier versions.

@@ -64,7 +64,16 @@ PER_TRIAL = {
     "warmup_fraction": Field(
         0.1, "Fraction of the steps in which the learning rate rises from 0.", Bounds(0, 1)
     ),
+    "warmup_steps": Field(
+        None, "The number of these steps, in place of warmup_fraction. None: unused.", kind=int
+    ),
     "num_epochs": Field(3.0, "Passes over train, such as 0.5 or 3.", AT_LEAST_0),
+    "patience": Field(
+        0,
+        "Stops the run after this many evaluations in a row without a better checkpoint; needs "
+        "decay_power=0 and warmup_steps. 0: never.",
+        AT_LEAST_0,
+    ),
     "model.dropout_rate": Field(None, "Of hidden states; None: as in the checkpoint.", kind=float),
     "model.attention_dropout_rate": Field(
         None, "Of attention probabilities; None: as in the checkpoint.", kind=float

@@ -11,9 +11,9 @@ FIELDS = {
     ),
     "max_stacked_trials": Field(
         0,
-        "Trials that differ only in seed, learning rate, weight decay, warm-up, epochs or dropout "
-        "train as one program, of at most this many, to limit memory; 0: no limit (on a CPU: "
-        "mesh.trial).",
+        "Trials that differ only in seed, learning rate, weight decay, warm-up, epochs, patience "
+        "or dropout train as one program, of at most this many, to limit memory; 0: no limit (on "
+        "a CPU: mesh.trial).",
         AT_LEAST_0,
     ),
     "keep_trials": Field(
