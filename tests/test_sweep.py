@@ -471,7 +471,7 @@ def test_sweep_does_not_grow_while_another_worker_runs_it(given, tmp_path, fake_
     sweep.sweep(grown, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trained_sweep_that_has_grown_has_the_report_of_the_wide_one(given, tmp_path):
     def unstacked(grid):
         config = small_sweep(given, grid).unlock()
@@ -514,7 +514,7 @@ def test_search_runs_all_its_rounds_and_resumes_from_their_results(given, tmp_pa
     assert fake_trials == ran and report_of(tmp_path) == report
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_report_of_a_widened_search_is_that_of_the_wide_one_run_at_once(
     given, tmp_path, fake_trials
 ):
@@ -661,7 +661,7 @@ def test_planned_memory_equals_the_compiled_stack(given, tmp_path):
     assert stacked == pytest.approx(8 * one, rel=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_dry_run_of_trials_with_a_teacher_estimates_them(given, tmp_path):
     write_weights(tmp_path / "teacher", given / "vocab.txt", head=("north", "south"), bias=0.5)
     config = small_sweep(given, {"learning_rate": (1e-3,)}, teacher=str(tmp_path / "teacher"))
@@ -901,7 +901,7 @@ def assert_each_trial_ended_once(workdir):
         assert len(ends) == ("1e+30" not in name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sweep_killed_at_random_ends_with_the_report_of_an_uninterrupted_one(
     given, uninterrupted, tmp_path
 ):

@@ -72,7 +72,7 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "xlnet": {},
 }
 # All others are in the slow tier.
-EXHAUSTIVE = ("deberta", "esm", "longformer", "mpnet", "xlnet")
+EXHAUSTIVE = ("albert", "deberta", "distilbert", "electra", "esm", "longformer", "mpnet", "xlnet")
 LENGTH = 24
 
 

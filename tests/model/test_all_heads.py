@@ -6,12 +6,29 @@ from bert_jax.model.heads import HEADS
 from tests.suites import heads
 
 # The exhaustive tier has all heads on all architectures.
+ALWAYS = ("tagging", "span", "embedding")
 IN_SLOW_TIER = (("classification", "modernbert"), ("classification", "deberta"))
 
 
-@pytest.mark.parametrize("holds", heads.HEAD)
+SLOW = [each for each in heads.HEAD if each.marks]
+FAST = [each for each in heads.HEAD if not each.marks]
+
+
+@pytest.mark.parametrize("holds", FAST)
 @pytest.mark.parametrize("case", heads.CASES.values(), ids=heads.CASES.keys())
 def test_head(case, holds, tmp_path):
+    holds(case, tmp_path)
+
+
+@pytest.mark.parametrize("holds", SLOW)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.exhaustive] * (name not in ALWAYS))
+        for name, case in heads.CASES.items()
+    ],
+)
+def test_training_with_a_head(case, holds, tmp_path):
     holds(case, tmp_path)
 
 

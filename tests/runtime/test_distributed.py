@@ -61,7 +61,11 @@ ACROSS_PROCESSES = ("mesh.data=1", "mesh.fsdp=2", "mesh.tensor=2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process", "mesh"),
-    [(2, 2, ()), pytest.param(4, 1, (), marks=pytest.mark.exhaustive), (4, 1, ACROSS_PROCESSES)],
+    [
+        (2, 2, ()),
+        pytest.param(4, 1, (), marks=pytest.mark.exhaustive),
+        pytest.param(4, 1, ACROSS_PROCESSES, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_several_processes_train_the_same_parameters_as_one(
     one_process, corpus, tmp_path, num_processes, devices_per_process, mesh
@@ -85,7 +89,11 @@ def test_several_processes_train_the_same_parameters_as_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process"),
-    [(1, 2), pytest.param(1, 1, marks=pytest.mark.exhaustive), (2, 1)],
+    [
+        pytest.param(1, 2, marks=pytest.mark.exhaustive),
+        pytest.param(1, 1, marks=pytest.mark.exhaustive),
+        (2, 1),
+    ],
     ids=["two", "one", "two hosts"],
 )
 def test_checkpoint_of_eight_devices_on_two_hosts_resumes_on_other_devices(

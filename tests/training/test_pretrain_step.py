@@ -180,7 +180,7 @@ def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     assert largest_difference(big_batch, accumulated) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_attention_has_its_own_dropout_rate():
     rates = ((0.0, None), (0.0, 0.4), (0.4, None), (0.4, 0.4), (0.4, 0.0))
     none, attention, both, same, hidden = (
@@ -223,7 +223,11 @@ trained_on_one_device = functools.cache(trained)
         "lamb",
     ],
 )
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [*(pytest.param(mesh, marks=pytest.mark.exhaustive) for mesh in MESHES[:-1]), MESHES[-1]],
+    ids=str,
+)
 def test_training_on_every_mesh_equals_training_on_one_device(mesh, name):
     assert largest_difference(trained_on_one_device(name), trained(name, **mesh)) < 1e-5
 
@@ -239,7 +243,7 @@ def sharded_over_data(state, shardings):
     [
         # With gradient accumulation, as in `lamb_64k.py`.
         pytest.param("lamb", MESHES[-1], 2, marks=pytest.mark.slow),
-        pytest.param("stable_adamw", MESHES[-1], 1, marks=pytest.mark.slow),
+        pytest.param("stable_adamw", MESHES[-1], 1, marks=pytest.mark.exhaustive),
         *(pytest.param("adamw", mesh, 1, marks=pytest.mark.exhaustive) for mesh in MESHES),
         *(
             pytest.param("lamb", mesh, 2 if mesh["data"] == 8 else 1, marks=pytest.mark.exhaustive)
@@ -322,9 +326,9 @@ def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(
 @pytest.mark.parametrize(
     "plan",
     [
-        ExecutionPlan(uses_kernels=True),
+        pytest.param(ExecutionPlan(uses_kernels=True), marks=pytest.mark.exhaustive),
         ExecutionPlan(scans_layers=True),
-        ExecutionPlan(),
+        pytest.param(ExecutionPlan(), marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -377,7 +381,7 @@ def test_sharded_weight_update_gathers_parameters_and_no_moments(name, num_micro
     assert 0.9 * size < gathered <= size
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_overfits_64_rows_to_95_percent_masked_accuracy():
     model = small_model(hidden_size=64, intermediate_size=256, initializer_range=0.02)
     optimizer = make_optimizer("adamw", make_schedule(4e-3, 300, 30))
