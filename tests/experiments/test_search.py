@@ -39,6 +39,9 @@ def workdir(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "SIZES", (32, 8))
     monkeypatch.setattr(search, "QUARTER", 8)
     monkeypatch.setitem(search.BI_ENCODER, "loss.matryoshka_sizes", (32, 8))
+    for settings in (search.BI_ENCODER, search.STUDENT):
+        monkeypatch.setitem(settings, "similarity.vector_size", 32)
+        monkeypatch.setitem(settings, "freeze_layers", 0)
     monkeypatch.setattr(search, "MINING", ("--relative_margin=-1", "--min_score=-1"))
     return tmp_path
 
@@ -48,7 +51,7 @@ def test_all_stages_of_a_small_model_are_reported(workdir, monkeypatch):
     search.run_study(workdir / "xquad.json", workdir / "runs", num_seeds=1)
     report = (workdir / "report.md").read_text()
     scores = [line for line in report.splitlines() if line.startswith("| ")][2:]
-    assert len(scores) == 6
+    assert len(scores) == 7
     seed = workdir / "runs/test/seed_0"
     logits, taught = read_lines(seed / "taught_logits.jsonl"), read_lines(seed / "taught.jsonl")
     for one, two in zip(logits, taught, strict=True):
