@@ -154,6 +154,7 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
     """Returns a table, which scrolls where it is wider than the page."""
     classes = {"notes": "notes", "value": "value"}
     numbers = ["score", "median", "std", "min", "max", "examples", "precision", "recall", "f1"]
+    numbers += ["importance"]
     numbers += [name for name in rows[0] if name.startswith("predicted ")]
     classes |= dict.fromkeys(numbers, "number")
     lines = []

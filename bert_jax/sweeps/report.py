@@ -20,6 +20,7 @@ from bert_jax.runtime.config_fields import flatten
 from bert_jax.sweeps import plots
 from bert_jax.sweeps.commands import finetune_command
 from bert_jax.sweeps.configurations import Configuration, format_value, plural
+from bert_jax.sweeps.findings import at_edges, importances
 from bert_jax.sweeps.page import (
     Beside,
     Block,
@@ -71,6 +72,13 @@ ABOUT_PARALLEL = (
     "A line is a configuration, in the color of its learning curves. A dotted line has no score: "
     "its trials diverged."
 )
+ABOUT_IMPORTANCE = (
+    "Importance by PED-ANOVA, as in Optuna: how much the values of the best tenth of the "
+    "configurations differ from those of all. The sum is 1."
+)
+ABOUT_IMPORTANCE_WITH_HALVING = (
+    f"{ABOUT_IMPORTANCE} All configurations count, with the first number of epochs."
+)
 MAX_CONFUSION = 12
 """Labels of a table by class up to which it has the confusion matrix."""
 
@@ -91,7 +99,7 @@ def write(
     write_text(workdir / "times.csv", times_table(summaries))
     sections = [
         Section("What was run", ["All settings are in sweep.json.", run_table(config, summaries)]),
-        Section("Best configuration", best_blocks(config, best, scores)),
+        Section("Best configuration", best_blocks(config, summaries, best, scores)),
         Section("Configurations", ranking_blocks(ranked)),
         *plot_sections(config, summaries, ranked),
         Section("Files", ["trials.csv has the scores of each trial, times.csv its time."]),
@@ -168,7 +176,9 @@ def count_trials(config: ConfigDict, summaries: Sequence[Summary]) -> str:
     return f"{text} {times_seeds}"
 
 
-def best_blocks(config: ConfigDict, best: Summary, scores: dict) -> list[Block]:
+def best_blocks(
+    config: ConfigDict, summaries: Sequence[Summary], best: Summary, scores: dict
+) -> list[Block]:
     """Returns the best configuration: its scores, and how to use and to repeat its best trial."""
     if not scores:
         return [f"No configuration has a score: {name_of_score([best])}."]
@@ -180,6 +190,7 @@ def best_blocks(config: ConfigDict, best: Summary, scores: dict) -> list[Block]:
     if len(best.results) > 1:
         about += f" The table is over the {len(best.scores)} of {len(best.results)} seeds with a "
         about += "score."
+    notes = [" ".join(edges)] if (edges := at_edges(config, summaries, best)) else []
     load = [
         f"The best trial is trials/{trial.workdir.name}. In the directory of this report, load it:",
         Code(f'import bert_jax\n\nmodel = bert_jax.load("trials/{trial.workdir.name}")', "python"),
@@ -194,7 +205,7 @@ def best_blocks(config: ConfigDict, best: Summary, scores: dict) -> list[Block]:
     if not command:
         file = 'the file that base is from, such as "configs/finetune/glue.py:mrpc"'
         repeat = [f"For the command that trains it alone, set config.base_config to {file}."]
-    blocks = [about, scores_table(scores, len(best.scores)), *load, *repeat]
+    blocks = [about, *notes, scores_table(scores, len(best.scores)), *load, *repeat]
     split = best.metric.rpartition("/")[0]
     return [*blocks, *class_blocks(trial, split)]
 
@@ -281,7 +292,18 @@ def plot_sections(
         )
         panels.append(Plot(f"Score by {field}", svg))
     by_field = [ABOUT_FIELDS, *epochs, panels] if panels else ["No field varies."]
+    by_field += importance_blocks(config, summaries)
     return [*sections, Section("Score by hyperparameter", by_field)]
+
+
+def importance_blocks(config: ConfigDict, summaries: Sequence[Summary]) -> list[Block]:
+    """Returns a table of the importance of each field, if `importances` has it."""
+    values = importances(config, summaries)
+    if not values:
+        return []
+    rows = [["field", "importance"], *([name, f"{value:.2f}"] for name, value in values.items())]
+    about = ABOUT_IMPORTANCE_WITH_HALVING if config.get("halving", ()) else ABOUT_IMPORTANCE
+    return [about, Table(rows)]
 
 
 def trials_table(summaries: Sequence[Summary]) -> str:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from bert_jax.configs.sweeps import paper, search
-from bert_jax.sweeps import report
+from bert_jax.sweeps import findings, report
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.search import max_trials, rounds
 
@@ -25,10 +25,10 @@ def finish(configurations, scores):
         trial.result_path.write_text(json.dumps(known | (result if score else {"diverged": 3})))
 
 
-def report_of_grid(directory, num_seeds: int, scores) -> str:
+def report_of_grid(directory, num_seeds: int, scores, **grid) -> str:
     config = paper.get_config("text_classification").unlock()
     del config.grid
-    config.grid = {"learning_rate": (1e-3, 2e-3)}
+    config.grid = grid or {"learning_rate": (1e-3, 2e-3)}
     config.num_seeds, config.trials = num_seeds, ()
     points = make_configurations(config, grid_overrides(config), directory / "trials")
     finish(points, iter(scores))
@@ -71,6 +71,21 @@ def test_several_seeds_have_their_median_and_range(tmp_path):
     assert header[1:] == ["median", "std", "min", "max", "scores by seed", "notes"]
     assert best[5].strip("| ") == "0.7000, 0.8000, 0.6667"
     assert "2 configurations x 3 seeds (0, 1, 2) = 6 trials, of which 6 have ended" in text
+
+
+def test_best_value_at_an_edge_is_noted_and_the_importance_of_each_field_given(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(findings, "MIN_CONFIGURATIONS", 6)
+    grid = {"learning_rate": (1e-3, 2e-3, 4e-3), "batch_size": (16, 32)}
+    scores = 0.5, 0.51, 0.6, 0.61, 0.7, 0.71
+    text = report_of_grid(tmp_path, 1, scores, **grid)
+    best = text.partition("## Configurations")[0]
+    assert "learning_rate=0.004 is at the edge" in best and "batch_size=32 is at" not in best
+    rows = rows_of(text, "field")
+    assert rows[0] == ["field", "importance"]
+    assert sorted(name for name, _ in rows[1:]) == ["batch_size", "learning_rate"]
+    assert sum(float(value) for _, value in rows[1:]) == pytest.approx(1, abs=0.011)
 
 
 @pytest.mark.slow
