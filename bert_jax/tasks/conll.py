@@ -3,8 +3,8 @@
 In CoNLL columns, each line holds a word and its columns, a blank line ends a sentence, -DOCSTART-
 or CoNLL-U's "# newdoc" begins a document, and other "# ..." lines before a sentence are comments.
 Columns are separated by tabs in a line that has one, so that words may contain spaces, and by
-spaces in other lines. In JSONL, each line is a sentence, `{"tokens": [...], "tags": [...]}`, and
-may name its "document".
+spaces in other lines. In JSONL, each line is a sentence, `{"tokens": [...], "tags": [...]}`, or a
+text with spans of characters (`character_spans.py`), and may name its "document".
 
 A line that begins with "# " and has as many columns as the others may be a comment, such as
 "# newpar", or the word "#". Before the first word of a sentence it is a word if its tag has a
@@ -24,8 +24,10 @@ from typing import NamedTuple
 
 from absl import logging
 
+from bert_jax.tasks import character_spans
 from bert_jax.tasks.tables import find_unused_keys, iterate_lines, iterate_objects
 from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
+from bert_jax.tasks.words import SplitText
 
 SCHEMES = ("iob1", "iob2", "bioes", "bilou", "io")
 # The prefixes of the last word of an entity, and of its only word.
@@ -43,6 +45,9 @@ class Sentence(NamedTuple):
     document: object
     columns: int = 2  # Number of columns in the file.
     location: str = ""  # "FILE, line N" of a sentence of JSONL, which may have no words.
+    split_text: SplitText | None = (
+        None  # The text of a line of JSONL, and the characters of its words.
+    )
 
 
 def read_sentences(
@@ -55,6 +60,7 @@ def read_sentences(
     names: Sequence[str] = (),
     known_tags: Collection[str] = (),
     unused: dict[str, int] | None = None,
+    counts: dict[str, int] | None = None,
 ) -> list[Sentence]:
     """Reads a `.jsonl` file or CoNLL columns, numbered from 0, or with -1 from the end.
 
@@ -62,11 +68,12 @@ def read_sentences(
     has more columns, words and parts of speech. Logs how many comments are skipped; a tag in
     `known_tags` shows that "#" is a word. In JSONL, `tags_key` is the key of the tags: "" means
     "tags", or else the only key that ends in _tags; `names` are those of tags that are numbers;
-    `unused` receives the number of lines that have each key which nothing reads.
+    `unused` receives the number of lines that have each key which nothing reads, and `counts` what
+    `read_annotated_text` has changed or left out.
     Raises FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     columns = word_column, tag_column, min_columns
-    return list(iterate_sentences(path, *columns, tags_key, names, known_tags, unused))
+    return list(iterate_sentences(path, *columns, tags_key, names, known_tags, unused, counts))
 
 
 def iterate_sentences(
@@ -78,10 +85,12 @@ def iterate_sentences(
     names: Sequence[str],
     known_tags: Collection[str],
     unused: dict[str, int] | None = None,
+    counts: dict[str, int] | None = None,
 ) -> Iterator[Sentence]:
     """Yields the sentences of `read_sentences` one by one; reads a file of columns three times."""
     if pathlib.Path(path).suffix == ".jsonl":
-        yield from _iterate_json_lines(path, tags_key, names, {} if unused is None else unused)
+        unused, counts = ({} if each is None else each for each in (unused, counts))
+        yield from _iterate_json_lines(path, tags_key, names, unused, counts)
         return
 
     def read_rows() -> Iterator[tuple[str, list[str]]]:
@@ -229,15 +238,28 @@ def _shown(texts: Sequence[str]) -> str:
 
 
 def _iterate_json_lines(
-    path: str | pathlib.Path, tags_key: str, names: Sequence[str], unused: dict[str, int]
+    path: str | pathlib.Path,
+    tags_key: str,
+    names: Sequence[str],
+    unused: dict[str, int],
+    counts: dict[str, int],
 ) -> Iterator[Sentence]:
     keys, has_tags, has_words, num_sentences = set(), None, False, 0
     # Key that is not read -> its number of lines, and the location of the first.
     unread: dict[str, tuple[int, str]] = {}
     may_be_tags: dict[str, bool] = {}
     for values, location in iterate_objects(path):
-        key = tags_key or _find_tags_key(values, location)
-        words, tags = values.get("tokens"), values.get(key)
+        text, read = None, {"tokens", "document"}
+        if character_spans.is_annotated_text(values):
+            found = character_spans.read_annotated_text(values, location, tags_key, counts)
+            if found is None:
+                continue
+            text, tags, key = found
+            words = [text[0][start:end] for start, end in text[1]]
+            read = character_spans.other_keys(values)
+        else:
+            key = tags_key or _find_tags_key(values, location)
+            words, tags = values.get("tokens"), values.get(key)
         if isinstance(tags, list) and tags and all(type(tag) is int for tag in tags):
             tags = _named_tags(tags, names, f"{location}: {key!r}")
         if tags is not None:
@@ -248,8 +270,8 @@ def _iterate_json_lines(
         if not _are_words(words) or not are_tags:
             raise ValueError(
                 f"{location}: expected 'tokens', a list of words, and optionally {key!r}, one per "
-                "word such as B-LOC, all without tabs, line breaks and spaces around them; the "
-                f"object has {', '.join(map(repr, values))}"
+                "word such as B-LOC, all without tabs, line breaks and spaces around them, or "
+                f"'text' and 'spans'; the object has {', '.join(map(repr, values))}"
             )
         if tags is not None and len(tags) != len(words):
             lengths = f"the lengths of 'tokens' and {key!r} are {len(words)} and {len(tags)}"
@@ -259,14 +281,15 @@ def _iterate_json_lines(
         has_tags, has_words = tags is not None, has_words or bool(words)
         lines = [int(location.rpartition(" ")[2])] * len(words)
         document = values.get("document")
-        for name in find_unused_keys([(values, location)], {"tokens", "document"}):
+        for name in find_unused_keys([(values, location)], read):
             count, first = unread.get(name, (0, location))
             unread[name] = count + 1, first
             may_be_tags[name] = may_be_tags.get(name, True) and _may_be_tags(values, name)
         num_sentences += 1
-        yield Sentence(words, lines, tags, document, location=location)
+        yield Sentence(words, lines, tags, document, location=location, split_text=text)
     if not has_words:
-        raise ValueError(f"{path} holds no words")
+        left_out = "".join(f" ({count} {what})" for what, count in counts.items())
+        raise ValueError(f"{path} holds no words{left_out}")
     for key in sorted(unread.keys() - keys):
         count, location = unread[key]
         unused[key] = count
@@ -281,8 +304,8 @@ def _iterate_json_lines(
 
 def _may_be_tags(values: Mapping, key: str) -> bool:
     """Returns whether an object has a text or a number for each word under `key`."""
-    found, words = values.get(key), values["tokens"]
-    is_list = isinstance(found, list) and len(found) == len(words)
+    found, words = values.get(key), values.get("tokens")
+    is_list = isinstance(found, list) and words is not None and len(found) == len(words)
     return is_list and all(isinstance(each, str | int) for each in found)
 
 

@@ -4,7 +4,6 @@ import collections
 import itertools
 import operator
 import pathlib
-import re
 import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -56,20 +55,8 @@ from bert_jax.tasks.task import (
     limit_examples,
     write_json_blocks,
 )
-from bert_jax.tokenizers.characters import BLANK, FORMAT, LETTER_VARIANT, MARKS, SYMBOL_VARIANT
+from bert_jax.tasks.words import SplitText, split_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
-
-# Combining marks are letters, too. A word has format characters only inside, such as soft hyphens,
-# zero-width joiners and non-joiners; a zero-width space separates words.
-LETTER = rf"(?:{LETTER_VARIANT}|(?![{BLANK}])[\w{MARKS}])"
-JOINER = rf"(?!\u200b)[{FORMAT}]"
-LETTERS = rf"{LETTER}(?:(?:{JOINER})*{LETTER})*"
-OWNER = rf"['\u2019]s(?!(?:{JOINER})*{LETTER})"
-# Splits almost as CoNLL files do: keeps "U.N", "3,000" and "O'Brien" whole, separates "'s".
-WORD = re.compile(
-    rf"{OWNER}|{LETTERS}(?:[-.,]{LETTERS}|(?!{OWNER})['\u2019]{LETTERS})*"
-    rf"|(?:{SYMBOL_VARIANT}|(?![{BLANK}])[^\w\s])(?:(?![{BLANK}])[{MARKS}])*"
-)
 
 
 def get_head(config: ConfigDict) -> heads.Head:
@@ -97,6 +84,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         # A dev file is scored even if it has fewer columns than train, unless it has only words.
         min_columns = columns if name == "test" else 2
         unused: dict[str, int] = {}
+        counts: dict[str, int] = {}
         sentences = read_sentences(
             path,
             data.word_column,
@@ -106,8 +94,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             names=names,
             known_tags=labels,
             unused=unused,
+            counts=counts,
         )
         note_unused_keys(unused, f"{name} lines", notes)
+        notes |= {f"{name} {what}": count for what, count in counts.items()}
         is_labeled = sentences[0].tags is not None
         _check_empty(path, name, sentences, bool(data.train), notes)
         if is_labeled:
@@ -118,7 +108,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             labels = labels or find_tag_set(sentences, data.scheme)
             check_tags(path, original, sentences, labels)
         elif name == "train":
-            needed = 'training needs tags: a column, or "tags" in JSONL'
+            needed = 'training needs tags: a column, or "tags" or "spans" in JSONL'
             raise ValueError(f"{path} has only words, but {needed}")
         else:
             notes[f"{name} sentences without tags, so not scored"] = len(sentences)
@@ -335,25 +325,6 @@ class Tagging(NamedTuple):
     entities: list[TaggedEntity]
 
 
-SplitText = tuple[str, list[tuple[int, int]]]
-"""A text, and the characters `[start, end)` of its words."""
-
-
-def split_words(text: str | Sequence[str]) -> SplitText:
-    """Returns the text, and the characters (start, end) of its words and punctuation marks.
-
-    Neither begins or ends with a format character, such as a zero-width space. The words of a list
-    stay as they are, and are joined by spaces. Raises TypeError for anything but strings.
-    """
-    if isinstance(text, str):
-        return text, [match.span() for match in WORD.finditer(text)]
-    if not isinstance(text, Iterable) or not all(isinstance(word, str) for word in text):
-        raise TypeError(f"expected a string or a list of words, got {text!r:.60}")
-    ends = itertools.accumulate(len(word) + 1 for word in text)
-    spans = [(end - 1 - len(word), end - 1) for word, end in zip(text, ends, strict=True)]
-    return " ".join(text), spans
-
-
 def text_features(
     texts: Sequence[SplitText],
     documents: Sequence[object] | None,
@@ -448,8 +419,9 @@ class TagPredictor:
             expected = 'words and their columns, or a .jsonl file of {"tokens": [...]}'
             raise ValueError(f"{path}: expected {expected}")
         word_column, tag_column, tags_key = (self._options[name] for name in PREDICT_OPTIONS)
+        columns = word_column, tag_column, 2
         sentences = iterate_sentences(
-            path, word_column, tag_column, 2, tags_key, self._labels, self._labels
+            path, *columns, tags_key, self._labels, self._labels, counts=self.notes
         )
         if not self._document_context:
             yield from ([sentence] for sentence in sentences)
@@ -477,10 +449,11 @@ class TagPredictor:
     def describe(self, examples: Sequence[list[Sentence]], outputs: Outputs) -> list[dict]:
         tags, lines = best_tags(outputs, self._positions, self._labels), []
         for sentence in chain(*examples):
-            text, spans = split_words(sentence.words)
+            text, spans = sentence.split_text or split_words(sentence.words)
             words = [TaggedWord(word, *next(tags)) for word in sentence.words]
             predicted = [word.tag for word in words]
-            line = {"tokens": sentence.words, "prediction": predicted}
+            line = {"text": text} if sentence.split_text else {}
+            line |= {"tokens": sentence.words, "prediction": predicted}
             if sentence.tags is not None:
                 line["tags"] = sentence.tags
                 self._score(predicted, sentence.tags)

@@ -11,10 +11,12 @@ Expected time and result: depend on your data; conll2003.py is an example.
 A file has CoNLL columns: a word and its tag on each line and a blank line after each sentence. If a
 line has a tab, only tabs separate its columns, and words may contain spaces. A .jsonl file has a
 sentence on each line: {"tokens": ["in", "Rome"], "tags": ["O", "B-LOC"]}. Tags may be IOB1, IOB2,
-BIOES or BILOU, or with scheme=io plain types: O, PER, LOC. -DOCSTART- lines and comments, such as
-CoNLL-U's, are skipped. For the parts of speech in CoNLL-U, set word_column=1, tag_column=3 and
-scheme=none. A `test` file without tags, or with fewer columns than `train`, is predicted but not
-scored.
+BIOES or BILOU, or with scheme=io plain types: O, PER, LOC. A line of JSONL may also be a text with
+spans of characters, as Prodigy and doccano write them: {"text": "in Rome", "spans": [{"start": 3,
+"end": 7, "label": "LOC"}]} or {"text": "in Rome", "label": [[3, 7, "LOC"]]}. -DOCSTART- lines and
+comments, such as CoNLL-U's, are skipped. For the parts of speech in CoNLL-U, set word_column=1,
+tag_column=3 and scheme=none. A `test` file without tags, or with fewer columns than `train`, is
+predicted but not scored.
 """
 
 from ml_collections import ConfigDict
@@ -30,7 +32,11 @@ DATA_PATHS = {
 DATA = {
     "data.word_column": Field(0, "Of files with columns; the first is 0, the last -1."),
     "data.tag_column": Field(-1, "As word_column; default: the last column."),
-    "data.tags": Field("", "Key of the tags in JSONL; default: tags, or the only one in _tags."),
+    "data.tags": Field(
+        "",
+        "Key of the tags in JSONL; default: tags, or the only one in _tags. Of the spans of a "
+        "text: spans, label or labels.",
+    ),
     "data.scheme": Field(
         "iob2",
         "Scheme to train on, whatever the files use: iob1, iob2, bioes or bilou. With "

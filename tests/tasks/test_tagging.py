@@ -12,7 +12,8 @@ from bert_jax.configs.finetune import tagging as tagging_config
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import Sentence, find_scheme, read_sentences
-from bert_jax.tasks.tagging import describe_texts, split_words, text_features
+from bert_jax.tasks.tagging import describe_texts, text_features
+from bert_jax.tasks.words import split_words
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, train_bpe, write_vocabulary
 
