@@ -136,7 +136,7 @@ input-test: .venv/input
 	touch $@
 
 .venv/notebooks: .venv/installed
-	$(BIN)/pip install --quiet --editable ".[notebooks]"
+	$(BIN)/pip install --quiet --editable ".[notebooks,baselines]"
 	touch $@
 	@echo "To open the notebooks: $(BIN)/jupyter lab experiments/notebooks"
 

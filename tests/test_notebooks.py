@@ -10,7 +10,7 @@ NOTEBOOKS = sorted(pathlib.Path("experiments/notebooks").glob("*.ipynb"))
 
 
 def test_all_notebooks_are_there():
-    names = ["colab", "finetune_your_own", "from_flax", "inside_bert"]
+    names = ["colab", "errors", "finetune_your_own", "from_flax", "inside_bert"]
     names += ["inside_checkpoint", "own_head", "own_language", "restore_and_use"]
     names += ["search", "training_curves"]
     assert [path.stem for path in NOTEBOOKS] == names

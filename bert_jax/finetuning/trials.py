@@ -289,7 +289,7 @@ def log_baselines_and_duplicates(result: dict) -> None:
     for each in result["duplicates"]:
         if each["equal"] or each["near"]:
             near = "an unknown number (too many tokens)" if each["near"] is None else each["near"]
-            logging.warning(
+            logging.info(
                 "%s: of %d inputs %d are equal to one of train and %s nearly equal, as the model "
                 "reads them: their scores may be too good",
                 *(each[name] for name in ("split", "inputs", "equal")),
