@@ -108,10 +108,14 @@ class TrialRun:
         self._write_result({"diverged": error.step, "message": str(error)})
 
     def evaluate(self, step: int, split: str, scores: dict[str, float]) -> None:
-        """Writes and logs the scores of a split after `step`."""
+        """Writes the scores of a split after `step`, and logs those that are not of single types.
+
+        Of entities, `f1/LOC` is only in `metrics.jsonl`, where all are.
+        """
         self.writer.write(step, {f"{split}/{name}": score for name, score in scores.items()})
         epoch, name = step / self._steps_per_epoch, self.trial.workdir.name
-        shown = ", ".join(f"{metric} {score:.4f}" for metric, score in scores.items())
+        whole = {metric: score for metric, score in scores.items() if "/" not in metric}
+        shown = ", ".join(f"{metric} {score:.4f}" for metric, score in whole.items())
         logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, shown)
 
     def is_better(self, scores: dict[str, float]) -> bool:

@@ -45,9 +45,8 @@ class Sentence(NamedTuple):
     document: object
     columns: int = 2  # Number of columns in the file.
     location: str = ""  # "FILE, line N" of a sentence of JSONL, which may have no words.
-    split_text: SplitText | None = (
-        None  # The text of a line of JSONL, and the characters of its words.
-    )
+    # The text of a line of JSONL, and the characters of its words.
+    split_text: SplitText | None = None
 
 
 def read_sentences(

@@ -1,6 +1,7 @@
 """Word tagging, from CoNLL columns or JSONL: named entities, chunks, parts of speech."""
 
 import collections
+import csv
 import itertools
 import operator
 import pathlib
@@ -12,6 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 from scipy.special import softmax
 
@@ -39,12 +41,14 @@ from bert_jax.tasks.tag_sets import (
 from bert_jax.tasks.tagging_scores import (
     Entity,
     are_plain,
+    count_all_entities,
     count_entities,
     entity_scores,
     find_entities,
     find_runs,
     find_strict_entities,
     scores_of_counts,
+    type_table,
 )
 from bert_jax.tasks.task import (
     Outputs,
@@ -256,7 +260,8 @@ def make_split(
 
     A line holds a word, its tag if known, and the predicted tag, separated by spaces or, if a word
     is empty or a word or tag contains a space, by tabs (`conlleval -d '\\t'`); a blank line ends
-    each sentence.
+    each sentence. Of known tags, NAME_types.tsv has the `type_table`; with `scheme` "none" each tag
+    is a type.
     """
     expected = [sentence.tags for sentence in sentences]
     texts = itertools.chain(labels, *(sentence.words for sentence in sentences))
@@ -294,10 +299,22 @@ def make_split(
                 for fields in zip(sentence.words, *tags, strict=True):
                     stream.write(separator.join(fields) + "\n")
                 stream.write("\n")
+        if is_labeled:
+            find = {"io": find_runs, "none": each_word}.get(scheme, find_entities)
+            table = type_table(count_all_entities(predicted_tags(outputs), expected, find))
+            with open(directory / f"{name}_types.tsv", "w", newline="", encoding="utf-8") as stream:
+                csv.writer(stream, delimiter="\t").writerows(table)
+            lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in table)
+            logging.info("%s, by type:\n%s", name, "\n".join(lines))
         return path
 
     counts = {"sentences": len(sentences)}
     return Split(name, features, score if is_labeled else None, write, counts=counts)
+
+
+def each_word(tags: Sequence[str]) -> list[Entity]:
+    """Returns an entity for each word, of tags that mark none, such as parts of speech."""
+    return [Entity(tag, index, index + 1) for index, tag in enumerate(tags)]
 
 
 class TaggedWord(NamedTuple):

@@ -102,13 +102,22 @@ def entity_scores(
     `find` finds the entities in the tags of a sentence. An entity is correct if its type and both
     ends are. 0 / 0 is 0, as in conlleval.
     """
+    return scores_of_counts(count_all_entities(predicted, expected, find))
+
+
+def count_all_entities(
+    predicted: Sequence[Sequence[str]],
+    expected: Sequence[Sequence[str]],
+    find: Callable[[Sequence[str]], list[Entity]],
+) -> EntityCounts:
+    """Counts the entities of sentences, as `entity_scores`."""
     counts = Counter(), Counter(), Counter()
     for predicted_tags, expected_tags in zip(predicted, expected, strict=True):
         if len(predicted_tags) != len(expected_tags):
             lengths = f"{len(expected_tags)} and {len(predicted_tags)}"
             raise ValueError(f"expected a tag for each word; their numbers are {lengths}")
         count_entities(counts, find(predicted_tags), find(expected_tags))
-    return scores_of_counts(counts)
+    return counts
 
 
 def count_entities(
@@ -129,3 +138,15 @@ def scores_of_counts(counts: EntityCounts) -> dict[str, float]:
         scores[f"recall{suffix}"] = num_correct / max(num_expected, 1)
         scores[f"f1{suffix}"] = 2 * num_correct / max(num_predicted + num_expected, 1)
     return scores
+
+
+def type_table(counts: EntityCounts) -> list[tuple]:
+    """Returns a header, and a row of each type: its expected entities, scores and other counts."""
+    scores = scores_of_counts(counts)
+    rows = []
+    for suffix in sorted({*counts[0], *counts[1]} - {""}):
+        num_predicted, num_expected, num_correct = (count[suffix] for count in counts)
+        values = [round(scores[f"{name}{suffix}"], 4) for name in ("precision", "recall", "f1")]
+        rows.append((suffix[1:], num_expected, *values, num_predicted, num_correct))
+    header = ("type", "examples", "precision", "recall", "f1", "predicted", "correct")
+    return [header, *rows]

@@ -452,6 +452,23 @@ def test_runs_of_plain_tags_are_entities(tmp_path, tokenizer):
     split.write([predicted], tmp_path)
     written = read_sentences(tmp_path / "dev.txt")[0].tags  # In IOB2, which conlleval knows.
     assert written == ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"]
+    table = [line.split("\t") for line in (tmp_path / "dev_types.tsv").read_text().splitlines()]
+    assert [row[:2] + row[5:] for row in table[1:]] == [
+        ["LOC", "1", "1", "0"],
+        ["PER", "2", "1", "1"],
+    ]
+
+
+def test_the_table_of_types_has_each_tag_that_marks_no_entity(tmp_path, tokenizer):
+    text = "the DET\nking NOUN\nriver NOUN\n"
+    config = make_config(tmp_path, text, dev=text, test="the\nking\n")
+    config.data.scheme = "none"
+    task = tagging.get_task(config, tokenizer)
+    for split in task.splits:
+        split.write([np.eye(2)[[0, 0, 1, 0, 0]][: len(split.features[0].sequences[0])]], tmp_path)
+    lines = (tmp_path / "dev_types.tsv").read_text().splitlines()
+    assert lines[1:] == ["DET\t1\t0.5\t1.0\t0.6667\t2\t1", "NOUN\t2\t1.0\t0.5\t0.6667\t1\t1"]
+    assert not (tmp_path / "test_types.tsv").exists()
 
 
 def test_adjacent_entities_that_plain_tags_join_are_counted(tmp_path, tokenizer):

@@ -3,7 +3,13 @@
 import pytest
 
 from bert_jax.tasks.conll import convert_tags
-from bert_jax.tasks.tagging_scores import entity_scores, find_entities, find_strict_entities
+from bert_jax.tasks.tagging_scores import (
+    count_all_entities,
+    entity_scores,
+    find_entities,
+    find_strict_entities,
+    type_table,
+)
 
 # Tags, the entities that conlleval finds, and those that are strictly IOB2.
 EDGE_CASES = [
@@ -63,6 +69,18 @@ def test_scores_count_whole_entities_of_the_correct_type():
     assert scores["recall"] == pytest.approx(1 / 3)
     assert scores["f1"] == pytest.approx(1 / 3)
     assert (scores["f1/A"], scores["precision/B"], scores["recall/B"]) == (0, 0.5, 1)
+
+
+def test_the_table_of_types_has_the_counts_and_scores_of_each():
+    expected = [["B-A", "I-A", "O", "B-B"], ["B-A"]]
+    predicted = [["B-A", "I-A", "O", "B-C"], ["B-B"]]
+    header, *rows = type_table(count_all_entities(predicted, expected, find_entities))
+    assert header == ("type", "examples", "precision", "recall", "f1", "predicted", "correct")
+    assert rows == [
+        ("A", 2, 1.0, 0.5, 0.6667, 1, 1),
+        ("B", 1, 0.0, 0.0, 0.0, 1, 0),
+        ("C", 0, 0.0, 0.0, 0.0, 1, 0),
+    ]
 
 
 def test_no_entities_score_zero():
