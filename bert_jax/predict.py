@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bert_jax
 from bert_jax.data.features import ModelInput
+from bert_jax.inference.ensembles import average_models, make_ensemble
 from bert_jax.inference.forward import ROWS_PER_BATCH
 from bert_jax.inference.prediction_files import (
     close_shard_folder,
@@ -100,7 +101,12 @@ OPTIONS = {
 
 def define_flags() -> None:
     """Defines the flags of the program, which have the names of the arguments of `predict`."""
-    flags.DEFINE_string("model", None, "Fine-tuned model: a workdir, a checkpoint, or an import.")
+    flags.DEFINE_multi_string(
+        "model",
+        None,
+        "Fine-tuned model: a workdir, a checkpoint, or an import. Several: an ensemble, "
+        "which averages the outputs of models with the same head.",
+    )
     flags.DEFINE_string("input", None, "File to predict, or a folder of files.")
     flags.DEFINE_string("output", None, "File for the predictions, or a folder; must not exist.")
     flags.DEFINE_integer(
@@ -127,7 +133,7 @@ def define_flags() -> None:
 
 
 def predict(
-    model: str,
+    model: str | pathlib.Path | Sequence[str | pathlib.Path],
     input: str,
     output: str,
     options: Mapping[str, object] | None = None,
@@ -141,7 +147,8 @@ def predict(
 
     Args:
       model: directory as for `bert_jax.load`, with a fine-tuned head, or with a masked-LM head: it
-        then scores minimal pairs (`bert_jax.tasks.pseudo_likelihood`).
+        then scores minimal pairs (`bert_jax.tasks.pseudo_likelihood`). Several: an ensemble
+        (`bert_jax.inference.ensembles`).
       input, output: two files, or two folders. The output must not exist, and appears when it is
         complete. With the option `shard_size` it is a folder in which shards appear one by one; it
         may have some of an earlier call with the same arguments.
@@ -166,12 +173,19 @@ def predict(
         raise ValueError(f"num_processes={num_processes}: several need --shard_size")
     if process_id not in range(num_processes):
         raise ValueError(f"process_id={process_id}: expected 0 to {num_processes - 1}")
-    loaded = bert_jax.load(model, device=device)
+    models = [model] if isinstance(model, str | pathlib.Path) else model
+    members = [bert_jax.load(each, device=device) for each in models]
+    loaded = members[0]
+    if len(members) > 1:
+        columns = find_task(loaded)[0].PREDICT_OPTIONS if loaded.head else ()
+        loaded = make_ensemble(members, columns)
     predictor = make_predictor(loaded, options)
     if passages := options.get("passages"):
         check_model(pathlib.Path(passages), describe_model(loaded))
     files = choose_files(predictor, source, target, bool(shard_size))
-    apply = spread(loaded, batch_size, device, num_devices)
+    apply, *others = (spread(each, batch_size, device, num_devices) for each in members)
+    if others:
+        apply = average_models(find_head(loaded.head).predicts, [apply, *others])
     folder = contextlib.nullcontext(target) if shard_size else complete_files(target)
     if shard_size:
         data_dir = loaded.settings.get("data", {}).get("data_dir", "")

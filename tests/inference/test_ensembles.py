@@ -1,0 +1,99 @@
+"""Several models predict together what the mean of their outputs says."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+
+import bert_jax
+from bert_jax import predict as program
+from bert_jax.inference.ensembles import average_outputs, make_ensemble
+from tests.helpers.json_lines import read_lines, write_lines
+from tests.helpers.models import write_head
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*are truncated to")
+
+
+def write_pair(directory, **head):
+    """Writes two models with the same head and other parameters; returns their directories."""
+    first = write_head(directory, **head)
+    model = bert_jax.load(first)
+    rng = np.random.default_rng(1)
+    model.params = jax.tree.map(lambda x: np.float32(x * rng.normal(1, 0.5, x.shape)), model.params)
+    model.save(directory / "second")
+    return [first, directory / "second"]
+
+
+def test_means_are_those_of_probabilities_values_and_logits():
+    rng = np.random.default_rng(0)
+    outputs = rng.normal(0, 3, (3, 5, 4)).astype(np.float32)  # Models, examples, classes.
+    for predicts in ("class", "choice"):
+        found = softmax(average_outputs(predicts, outputs), axis=-1)
+        np.testing.assert_allclose(found, softmax(outputs, axis=-1).mean(axis=0), rtol=1e-5)
+    found = expit(average_outputs("label_set", outputs))
+    np.testing.assert_allclose(found, expit(outputs).mean(axis=0), rtol=1e-5)
+    for predicts in ("value", "tag", "span"):
+        found = average_outputs(predicts, outputs)
+        np.testing.assert_allclose(found, outputs.mean(axis=0), rtol=1e-5, atol=1e-6)
+    extreme = np.float32([[[1e4, -1e4]], [[1e4, -1e4]]])
+    for predicts in ("class", "label_set"):
+        (found,) = average_outputs(predicts, extreme)
+        assert np.isfinite(found).all() and found[0] > found[1]
+
+
+def test_classes_have_the_mean_of_the_probabilities_of_both_models(tmp_path):
+    models = write_pair(tmp_path, task="classification", labels=["no", "yes", "maybe"])
+    rows = [{"text": text, "label": "yes"} for text in ("the river", "a king", "the old city")]
+    path, options = write_lines(tmp_path / "new.jsonl", rows), {"text": "text", "label": "label"}
+    scores = program.predict(models, path, tmp_path / "found.jsonl", options)
+    singles = [bert_jax.load(model).predict(path, **options).rows for model in models]
+    assert singles[0] != singles[1]
+    for line, *each in zip(read_lines(tmp_path / "found.jsonl"), *singles, strict=True):
+        for name, probability in line["probabilities"].items():
+            expected = np.mean([row["probabilities"][name] for row in each])
+            assert probability == pytest.approx(expected, abs=1e-5)
+        assert line["prediction"] == max(line["probabilities"], key=line["probabilities"].get)
+    assert scores["found.jsonl"]["examples"] == 3
+
+
+def test_an_ensemble_of_a_model_with_itself_predicts_what_the_model_does(tmp_path):
+    model = write_head(tmp_path, task="span", labels=["start", "end"], max_seq_length=32)
+    question = {"id": "1", "question": "the king", "context": "a river of the old city"}
+    path = write_lines(tmp_path / "new.jsonl", [question])
+    program.predict(model, path, tmp_path / "one.jsonl")
+    program.predict([model, model], path, tmp_path / "two.jsonl")
+    assert read_lines(tmp_path / "two.jsonl") == read_lines(tmp_path / "one.jsonl")
+
+
+def test_the_threshold_is_the_mean_and_a_temperature_is_left_out(tmp_path):
+    model = bert_jax.load(write_head(tmp_path, task="span", labels=["start", "end"]))
+    other = bert_jax.load(tmp_path / "model")
+    model.settings["head"] |= {"null_threshold": 1.0}
+    other.settings["head"] |= {"null_threshold": 2.0}
+    assert make_ensemble([model, other], ()).head["null_threshold"] == 1.5
+    assert model.head["null_threshold"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda settings: settings["head"].update(labels=["yes", "no"]), "labels"),
+        (lambda settings: settings["head"].update(max_seq_length=16), "max_seq_length"),
+        (lambda settings: settings.update(data={"text": "body"}), r"config\.data\.text"),
+    ],
+)
+def test_models_that_read_or_predict_otherwise_are_refused_by_name(tmp_path, change, named):
+    first = write_head(tmp_path, task="classification", labels=["no", "yes"])
+    models = [bert_jax.load(first), bert_jax.load(first)]
+    models[1].settings = json.loads(json.dumps(models[1].settings))
+    change(models[1].settings)
+    with pytest.raises(ValueError, match=named):
+        make_ensemble(models, ("text",))
+
+
+def test_vectors_and_encoders_are_refused(tmp_path):
+    bi_encoder = write_head(tmp_path, task="embedding", labels=[])
+    with pytest.raises(ValueError, match="embedding"):
+        program.predict([bi_encoder, bi_encoder], tmp_path / "vocab.txt", tmp_path / "found.npy")
