@@ -6,9 +6,9 @@ from bert_jax.configs.finetune import (
     feature_based,
     fields,
     glue,
+    multiple_choice,
     retrieval,
     squad,
-    swag,
     tagging,
     text_classification,
 )
@@ -22,7 +22,7 @@ CONFIGS = {
     "glue": glue,
     "squad": squad,
     "tagging": tagging,
-    "multiple_choice": swag,
+    "multiple_choice": multiple_choice,
     "retrieval": retrieval,
 }
 

@@ -260,7 +260,7 @@ def check_against_weights(config: ConfigDict, settings: Mapping) -> None:
 
 def check_trains(config: ConfigDict) -> None:
     """Raises ValueError for a configuration without training data or epochs."""
-    if not config.data.get("train", True):
+    if not (config.data.get("train", True) or config.data.get("directory")):
         raise ValueError(f"no training data: set config.data.train=FILE; {TO_PREDICT}")
     if not config.num_epochs:
         raise ValueError(f"config.num_epochs=0: expected more than 0; {TO_PREDICT}")

@@ -11,23 +11,14 @@ size.
 
 `directory` holds train.csv, val.csv and optionally test.csv, which is only predicted; or it is
 tfds:NAME, a TFDS set with the same columns, prepared as ArrayRecord. Afterwards
-`bert_jax.load(DIR).rank(story, endings)` ranks any number of endings.
+`bert_jax.load(DIR).rank(story, endings)` ranks any number of endings. For your own choices, see
+multiple_choice.py.
 """
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune import fields
-from bert_jax.runtime.config_fields import Field
-
-DATA_PATHS = {
-    "data.directory": Field("", "With train.csv and val.csv, or tfds:NAME."),
-    "data.data_dir": Field("", "Directory of prepared TFDS sets; default: TFDS's own."),
-}
-DATA = {}
+from bert_jax.configs.finetune import multiple_choice
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = fields.make_task_config("multiple_choice", DATA_PATHS | DATA)
-    config.batch_size = 16
-    config.learning_rate = 2e-5
-    return fields.apply_runlocal(config, arg)
+    return multiple_choice.get_config(arg)

@@ -1,4 +1,4 @@
-"""SWAG from its CSV files and from TFDS."""
+"""SWAG from its CSV files and from TFDS, and choices of your own in JSONL."""
 
 import json
 
@@ -9,8 +9,10 @@ import tensorflow_datasets as tfds
 from bert_jax import finetune
 from bert_jax.configs.finetune.swag import get_config
 from bert_jax.tasks import multiple_choice
+from bert_jax.tasks.task import TrainedHead
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
+from tests.helpers.json_lines import write_lines
 from tests.helpers.models import write_random_encoder
 
 HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
@@ -172,3 +174,84 @@ def test_columns_that_are_not_used_are_named_and_a_fifth_ending_is_refused(token
     path.write_text("\n".join([header + ",ending4", *(row + ",more" for row in rows)]))
     with pytest.raises(ValueError, match=r"train\.csv, line 2: ending4"):
         read(tokenizer, directory)
+
+
+OWN = [
+    {"context": "the king", "question": "old", "choices": ["of", "built a", "war"], "label": 2},
+    {"question": "a river", "choices": ["grew", "stone", "the"], "label": "0", "source": "x"},
+    {"context": "people", "choices": ["the", "of", "a"], "label": 1, "id": "seven"},
+]
+
+
+def read_own(tokenizer, tmp_path, train, dev=OWN):
+    config = get_config()
+    config.data.train = str(write_lines(tmp_path / "train.jsonl", train))
+    config.data.dev = str(write_lines(tmp_path / "dev.jsonl", dev))
+    return multiple_choice.get_task(config, tokenizer)
+
+
+def test_choices_in_json_give_a_sequence_each(tokenizer, tmp_path):
+    task = read_own(tokenizer, tmp_path, OWN)
+    texts = [("the king", "old {}"), ("a river", "{}"), ("people", "{}")]
+    assert [feature.label for feature in task.train] == [2, 0, 1]
+    for feature, line, (first, second) in zip(task.train, OWN, texts, strict=True):
+        for choice, tokens in zip(line["choices"], feature.sequences, strict=True):
+            start = [tokenizer.cls_id, *tokenizer.encode(first), tokenizer.sep_id]
+            end = [*tokenizer.encode(second.format(choice)), tokenizer.sep_id]
+            assert tokens.tolist() == start + end
+    assert task.notes["train lines with 'source', which is not used"] == 1
+    (dev,) = task.splits
+    outputs = [np.array([0.0, 0, 1]), np.array([0.0, 0, 1]), np.array([0.0, 1, 0])]
+    assert dev.score(outputs) == {"accuracy": pytest.approx(2 / 3)}
+    dev.write(outputs, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert [line["prediction"] for line in lines] == ["2", "2", "1"]
+    assert lines[0]["choices"] == OWN[0]["choices"] and len(lines[0]["probabilities"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"choices": ["of", "a"]}, r"2 choices.* 3 in .*line 1"),
+        ({"choices": ["of"]}, "'choices'"),
+        ({"choices": "of"}, "'choices'"),
+        ({"choices": ["of", 1, "a"]}, "'choices'"),
+        ({"question": None, "context": 3}, "'context'"),
+        ({"choices": ["of", " ", "a"]}, "empty"),
+        ({"label": 3}, "label '3'"),
+        ({"label": True}, "'label'"),
+        ({"label": None}, "'label'"),
+    ],
+)
+def test_malformed_choices_are_refused_with_their_place(tokenizer, tmp_path, change, place):
+    lines = [OWN[0], OWN[1] | change, OWN[2]]
+    with pytest.raises(ValueError, match=rf"train\.jsonl, line 2: .*{place}"):
+        read_own(tokenizer, tmp_path, lines)
+    without = {name: OWN[1][name] for name in ("choices", "label")}
+    with pytest.raises(ValueError, match=r"dev\.jsonl, line 1: .*'context', a 'question'"):
+        read_own(tokenizer, tmp_path, OWN, [without])
+
+
+def test_a_directory_and_files_are_not_both_read(tokenizer, tmp_path):
+    config = get_config()
+    config.data.directory, config.data.train = str(tmp_path), str(tmp_path / "train.jsonl")
+    with pytest.raises(ValueError, match=r"config\.data\.directory.*config\.data\.train"):
+        multiple_choice.get_task(config, tokenizer)
+
+
+def test_a_trained_head_predicts_any_number_of_choices(tokenizer, tmp_path):
+    lines = [OWN[0], OWN[1] | {"choices": ["of", "a"]}, OWN[2], OWN[2] | {"label": 4}]
+    path = write_lines(tmp_path / "in.jsonl", lines)
+    trained = TrainedHead({"task": "multiple_choice", "labels": ["score"]}, {}, tokenizer, 32)
+    options = multiple_choice.PREDICT_OPTIONS
+    predictor = multiple_choice.get_predictor(trained, options, set())
+    examples = list(predictor.read(path))
+    assert len(predictor.features(examples)) == 3 + 2 + 3 + 3
+    outputs = [np.array([score]) for score in (0.0, 0, 2, 1, 0, 0, 0, 1, 5, 0, 0)]
+    found = predictor.describe(examples, outputs)
+    assert [line["prediction"] for line in found] == ["2", "0", "2", "0"]
+    assert [len(line["probabilities"]) for line in found] == [3, 2, 3, 3]
+    assert found[1]["probabilities"]["0"] == pytest.approx(1 / (1 + np.exp(-1)))
+    assert [line["id"] for line in found] == ["0", "1", "seven", "seven"]
+    assert predictor.scores() == {"accuracy": pytest.approx(2 / 3), "examples": 3}
+    assert predictor.notes["examples with labels that the head does not have, not scored"] == 1
