@@ -199,7 +199,7 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                 compiled_shapes.add(shape)
                 watchdog.beat(f"running step {step}", limited=not compiles)
                 state, step_metrics = setup.steps.update(
-                    state, rows, num_microbatches, dropout_keys, hyperparameters
+                    state, rows, num_microbatches, dropout_keys, hyperparameters, setup.frozen
                 )
                 stack.unreported.append(step_metrics)
                 monitoring.limit_dispatch(stack.unreported)
@@ -239,9 +239,9 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
 
 
 def predict_split(
-    setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict
+    setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict, frozen: dict | None
 ) -> list[Prediction]:
-    """Returns the prediction of each trial of a stack for a split."""
+    """Returns the prediction of each trial of a stack for a split; `frozen` as in `predict`."""
     predictions = predict(
         setup.steps.predict,
         params,
@@ -251,6 +251,7 @@ def predict_split(
         setup.rows_per_prediction,
         batch_sharding(setup.mesh),
         beat=functools.partial(watchdog.beat, f"predicting {split.name}"),
+        frozen=frozen,
     )
     watchdog.beat(f"scoring {split.name}", limited=False)
     return predictions

@@ -14,7 +14,12 @@ import pytest
 import bert_jax
 from bert_jax import finetune
 from bert_jax.checkpoints.checksums import write_checksums
-from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
+from bert_jax.checkpoints.native import (
+    find_checkpoint,
+    read_arrays,
+    saved_steps,
+    write_checkpoint,
+)
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.finetuning.trials import Trial, summarize_seeds
@@ -378,6 +383,34 @@ def test_stacked_trials_equal_the_same_trials_alone(given, tmp_path):
             np.testing.assert_allclose(one, two, atol=1e-5)
         steps = [[record["step"] for record in records(workdir)] for workdir in workdirs]
         assert steps[0] == steps[1]
+
+
+@pytest.mark.slow
+def test_stacked_adapters_share_an_encoder_and_resume(given, tmp_path):
+    """Each trial ends as it does alone, as a plain model that has changed by A B alone."""
+    changes = {"seed": 0}, {"seed": 1, "learning_rate": 1e-3}
+    lora = {"lora__rank": 2, "lora__targets": "query|output", "num_epochs": 1.0}
+    with stopped_after_save(finetune):
+        run_trials(given, tmp_path / "stack", *changes, **lora)
+    checkpoint = tmp_path / "stack/checkpoints/4"
+    saved = read_arrays(checkpoint / "params")
+    assert saved.keys() == {"head", "lora"}
+    stacked = run_trials(given, tmp_path / "stack", *changes, **lora)
+    before = bert_jax.load(given / "weights").params["encoder"]
+    for index, (result, fields) in enumerate(zip(stacked, changes, strict=True)):
+        (alone,) = run_trials(given, tmp_path / f"alone_{index}", fields, **lora)
+        assert result["dev"] == pytest.approx(alone["dev"], abs=1e-5)
+        workdirs = tmp_path / f"stack/trial_{index}", tmp_path / f"alone_{index}/trial_0"
+        encoder, other = (saved_params(workdir)["encoder"] for workdir in workdirs)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), encoder, other)
+        moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), encoder, before)
+        adapted = {"query", "attention_output", "output"}
+        for path, has_moved in jax.tree.leaves_with_path(moved):
+            names = [entry.key for entry in path]
+            assert has_moved == (names[-1] == "kernel" and names[-2] in adapted)
+        products = encoder["layers"]["query"]["kernel"] - before["layers"]["query"]["kernel"]
+        singular_values = np.linalg.svd(products, compute_uv=False)
+        assert np.all(singular_values[:, 2] < 1e-3 * singular_values[:, 0])  # Of rank 2.
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.parameters import LoadedModel, modules_of, trained_length
-from bert_jax.data.features import steps_per_epoch
+from bert_jax.checkpoints.transformers_config import format_of
+from bert_jax.data.features import steps_per_epoch, unpack_rows
 from bert_jax.finetuning.hyperparameters import (
     RATES,
     finetune_optimizer,
@@ -27,9 +28,11 @@ from bert_jax.finetuning.step import (
 )
 from bert_jax.finetuning.task_data import TO_PREDICT, TaskData, log_task
 from bert_jax.model.architecture import config_from_settings, config_to_settings
+from bert_jax.model.config import pools_last
 from bert_jax.model.execution import Execution, log_path, plan_execution
 from bert_jax.model.heads import Head, make_model
 from bert_jax.model.layer_stack import num_stacked_layers
+from bert_jax.model.lora import Lora, choose_layers, dense_layers
 from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tasks.task import Task
@@ -47,6 +50,8 @@ class FinetuneSetup:
       data: what they are trained on.
       model, mesh: of all trials; the model's dropout rates are those of the weights.
       steps: the jitted functions.
+      lora: the adapters that are trained instead of the encoder; None: without LoRA.
+      frozen: the parameters that all trials share, on the devices; None without LoRA.
       steps_per_epoch: number of batches.
       rows_per_microbatch: in training, over all devices.
       rows_per_prediction: rows per forward pass in prediction, over all devices.
@@ -59,6 +64,8 @@ class FinetuneSetup:
     model: nn.Module
     mesh: Mesh
     steps: StackSteps
+    lora: Lora | None
+    frozen: dict | None
     steps_per_epoch: int
     rows_per_microbatch: int
     rows_per_prediction: int
@@ -77,7 +84,7 @@ class FinetuneSetup:
         return trial.to_dict() | {
             "architecture": config_to_settings(model_config_of_trial(trial, self.model.config)),
             "head": self.data.head_settings,
-            "modules": modules_of(self.steps.shapes.params),
+            "modules": modules_of(self.steps.model_shapes),
             "num_steps": self.num_steps(trial),
             "trained_length": self.trained_length,
             # Prevents resuming a run, or considering it finished, with other files or weights.
@@ -109,7 +116,11 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         rates["classifier_dropout_rate"] = rate
     model_config = dataclasses.replace(model_config, **rates)
     mesh = make_mesh(**config.mesh)
-    plan = plan_execution(model_execution(config), mesh.devices.flat[0], mesh.shape["tensor"])
+    execution = model_execution(config)
+    if config.lora.rank:
+        # The kernels compute layers without adapters.
+        execution = dataclasses.replace(execution, kernels="plain")
+    plan = plan_execution(execution, mesh.devices.flat[0], mesh.shape["tensor"])
     model = make_model(model_config, data.head_settings, plan)
 
     task, shape = data.task, data.shape
@@ -134,6 +145,10 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
     train_head = task.head
     if config.teacher and task.head.soft_loss:
         train_head = with_soft_targets(task.head, **config.distillation)
+    row = shape.build([], 1)
+    lora = None
+    if config.lora.rank:
+        lora = choose_adapters(config, model, task.head, row, data.pretrained)
     steps = build_stack_steps(
         model,
         mesh,
@@ -142,10 +157,11 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         optimizer=functools.partial(
             finetune_optimizer, config, model_config, task.head.trains_encoder
         ),
-        row=shape.build([], 1),
+        row=row,
         pretrained=data.pretrained,
         rows_per_microbatch=rows_per_microbatch,
         batch_size=config.batch_size,
+        lora=lora,
     )
     setup = FinetuneSetup(
         config=config,
@@ -154,6 +170,8 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         model=model,
         mesh=mesh,
         steps=steps,
+        lora=lora,
+        frozen=steps.freeze(data.pretrained),
         steps_per_epoch=steps_per_epoch(len(task.train), config.batch_size),
         rows_per_microbatch=rows_per_microbatch,
         rows_per_prediction=rows_per_prediction,
@@ -162,6 +180,23 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
     log_setup(setup)
     setup.check(config)
     return setup
+
+
+def choose_adapters(
+    config: ConfigDict, model: nn.Module, head: Head, row: Mapping, pretrained: Mapping
+) -> Lora:
+    """Returns the adapters that `config.lora` describes. Raises ValueError if it is invalid."""
+    rank, alpha, targets = config.lora.rank, config.lora.alpha, config.lora.targets
+    if not head.trains_encoder:
+        raise ValueError(
+            f"config.lora.rank={rank}: expected 0, as the head {head.name} reads a fixed encoder"
+        )
+    dense = dense_layers(model, row | unpack_rows(row, pools_last(model.config)))
+    stored = format_of(model.config)
+    groups = choose_layers(
+        pretrained["encoder"], dense, targets, stored.fused_layers() if stored else ()
+    )
+    return Lora(rank, alpha or rank, groups)
 
 
 def model_execution(config: ConfigDict) -> Execution:
@@ -256,6 +291,30 @@ def check_against_weights(config: ConfigDict, settings: Mapping) -> None:
                     "model share their parameters"
                 )
     model_execution(config)
+    check_lora(config)
+
+
+def check_lora(config: ConfigDict) -> None:
+    """Raises ValueError for fields without an effect: on adapters, or where there are none."""
+    if not config.lora.rank:
+        for name, unset in (("alpha", 0), ("targets", "")):
+            if config.lora[name] != unset:
+                raise ValueError(
+                    f"config.lora.{name}={config.lora[name]!r}: expected {unset!r} without LoRA; "
+                    "set config.lora.rank, such as 8, to train adapters"
+                )
+        return
+    for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):
+        if config[name] != expected:
+            raise ValueError(
+                f"config.{name}={config[name]}: expected {expected} with config.lora.rank, where "
+                "the encoder is frozen; config.lora.targets chooses layers"
+            )
+    if config.model.kernels == "tpu":
+        raise ValueError(
+            "config.model.kernels=tpu: expected auto or plain with config.lora.rank, as the "
+            "kernels compute layers without adapters"
+        )
 
 
 def check_trains(config: ConfigDict) -> None:

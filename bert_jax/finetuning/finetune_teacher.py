@@ -73,6 +73,7 @@ def read_teacher(config: ConfigDict, task: Task) -> FinetuneSetup:
     config.update({"init_from": config.teacher, "teacher": "", "new_head": False})
     # It only predicts: the fields of the student's training do not apply.
     config.update({"layer_decay": 1.0, "freeze_layers": 0, "class_weights": ()})
+    config.lora.update({"rank": 0, "alpha": 0.0, "targets": ""})
     config.model.lstm_size = 0
     config.max_eval_examples = 1
     max_length = teacher.settings["architecture"]["max_position_embeddings"]

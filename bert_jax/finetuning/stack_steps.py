@@ -16,6 +16,7 @@ from bert_jax.finetuning.step import make_finetune_step, make_predict_step
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.config import pools_last
 from bert_jax.model.heads import Head
+from bert_jax.model.lora import Lora, init_adapters, merge, split_params
 from bert_jax.sharding.rules import (
     TASK_RULES,
     infer_shardings,
@@ -41,6 +42,10 @@ class StackSteps:
       predict: as `make_predict_step` describes it.
       select: (state of a stack, indices of trials) -> the state of these trials.
       pick: (parameters of a stack, index of a trial) -> its parameters.
+      freeze: (pretrained parameters) -> those that all trials share; None without LoRA.
+      merge: (parameters of a trial, frozen ones) -> the parameters of a plain model.
+      model_shapes: of the parameters of a plain model.
+      model_shardings: of a stack of them.
       replicate: (metrics of a stack) -> the same on all devices.
     """
 
@@ -52,6 +57,10 @@ class StackSteps:
     predict: Callable
     select: Callable
     pick: Callable
+    freeze: Callable
+    merge: Callable
+    model_shapes: dict
+    model_shardings: dict
     replicate: Callable
 
     def abstract_state(self, num_trials: int) -> TrainState:
@@ -75,6 +84,7 @@ def build_stack_steps(
     pretrained: dict,
     rows_per_microbatch: int,
     batch_size: int,
+    lora: Lora | None = None,
 ) -> StackSteps:
     """Builds the functions; computes and compiles nothing.
 
@@ -87,6 +97,7 @@ def build_stack_steps(
       pretrained: the parameters to start from, or their shapes.
       rows_per_microbatch: over all devices.
       batch_size: the maximum number of examples.
+      lora: the adapters to train beside the frozen parameters; None: trains all parameters.
     """
 
     def init(key, pretrained):
@@ -94,6 +105,9 @@ def build_stack_steps(
         batch = rows | unpack_rows(rows, pools_last(model.config))
         fresh = model.init(key, batch)["params"]
         params = fresh | pretrained | {"encoder": fresh["encoder"] | pretrained["encoder"]}
+        if lora:
+            params, frozen = split_params(params, pretrained)
+            params["lora"] = init_adapters(jax.random.fold_in(key, 2), lora, frozen["encoder"])
         opt_state = optimizer(ANY_HYPERPARAMETERS).init(params)
         return TrainState(jnp.zeros([], jnp.int32), params, opt_state)
 
@@ -103,9 +117,21 @@ def build_stack_steps(
     def select(state, indices):
         return state.map_trials(lambda tree: index_leaves(tree, indices))
 
+    def join(params, frozen):
+        return merge(lora, params, frozen) if lora else params
+
+    def freeze(pretrained):
+        if not lora:
+            return None
+        encoder = pretrained["encoder"]
+        to = {name: model_shardings["encoder"][name] for name in encoder}
+        return {"encoder": jax.device_put(encoder, to)}
+
     shapes = jax.eval_shape(init, jax.random.key(0), pretrained)
+    model_shapes = jax.eval_shape(join, shapes.params, {"encoder": pretrained["encoder"]})
     rules = (*TASK_RULES, *architecture_of(model.config).RULES)
     shardings = infer_shardings(shapes, mesh, rules)
+    model_shardings = infer_shardings(model_shapes, mesh, rules) if lora else shardings.params
     stacked = shardings.map_trials(stack_shardings)
     return StackSteps(
         shapes=shapes,
@@ -113,11 +139,15 @@ def build_stack_steps(
         stack_shardings=stacked,
         init=jax.jit(init_stack, out_shardings=stacked),
         update=make_finetune_step(
-            model, train_head, optimizer, shardings, rows_per_microbatch, batch_size
+            model, train_head, optimizer, shardings, rows_per_microbatch, batch_size, lora
         ),
-        predict=make_predict_step(model, mesh, head),
+        predict=make_predict_step(model, mesh, head, lora),
         select=jax.jit(select, out_shardings=stacked),
         pick=jax.jit(index_leaves, out_shardings=shardings.params),
+        freeze=freeze,
+        merge=jax.jit(join, out_shardings=model_shardings) if lora else join,
+        model_shapes=model_shapes,
+        model_shardings=stack_shardings(model_shardings),
         replicate=jax.jit(lambda metrics: metrics, out_shardings=NamedSharding(mesh, P())),
     )
 

@@ -31,8 +31,8 @@ from bert_jax.training.workdir import write_json
 
 FIRST_STACK = "checkpoints/stack.json"  # The names of the trials before the first checkpoint.
 
-# (split, parameters of a stack) -> the prediction of each trial.
-Predict = Callable[[Split, dict], list[Prediction]]
+# (split, parameters of a stack, frozen parameters) -> the prediction of each trial.
+Predict = Callable[[Split, dict, dict | None], list[Prediction]]
 
 
 class Stack:
@@ -57,6 +57,7 @@ class Stack:
     ):
         self._steps, self._mesh = setup.steps, setup.mesh
         self._task, self._pretrained = setup.data.task, setup.data.pretrained
+        self._frozen = setup.frozen
         self._directory, self._checkpointer = directory, checkpointer
         self._saved_names = saved_trials(directory)
         self.first_step = checkpointer.latest_step() or 0
@@ -162,7 +163,7 @@ class Stack:
         If the patience of any of them ends, `stop` becomes `step`.
         """
         split = self._task.selection_split
-        predictions = predict(split, params)
+        predictions = predict(split, params, self._frozen)
         for index, run in enumerate(self.runs):
             if run.finished or run not in evaluated:
                 continue
@@ -175,7 +176,7 @@ class Stack:
                     run.set_score(scores)
                 else:
                     beat(f"saving step {step} as the best", limited=False)
-                    run.save_best(step, self._steps.pick(params, index), scores, tuned)
+                    run.save_best(step, self._model_of(params, index), scores, tuned)
                     run.prediction, run.prediction_size = prediction, len(self.members)
             run.count_evaluation(step)
             self.stop = min(self.stop, run.num_steps)
@@ -205,13 +206,17 @@ class Stack:
         unsaved = [
             index for index, run in enumerate(self.runs) if run in ending and run.best_step is None
         ]
-        predictions = predict(split, params) if unsaved and split else None
+        predictions = predict(split, params, self._frozen) if unsaved and split else None
         for index in unsaved:
             scores, tuned = {}, {}
             if predictions:
                 scores, tuned = tune_and_score(split, predictions[index])
-            params_of_trial = self._steps.pick(params, index)
+            params_of_trial = self._model_of(params, index)
             self.runs[index].save_best(self.stop, params_of_trial, scores, tuned)
+
+    def _model_of(self, params: dict, index: int) -> dict:
+        """Returns the parameters of the model of a trial, with its adapters merged."""
+        return self._steps.merge(self._steps.pick(params, index), self._frozen)
 
     def _predict_best(
         self, ending: list[TrialRun], predict: Predict
@@ -220,14 +225,20 @@ class Stack:
         task, predictions = self._task, {}
         padded = pad_to_trial_axis(ending, self._mesh)
         # Reuses the predictions of the last evaluation if a stack of the same size computed them:
-        # another size, before the run was resumed, may round differently.
-        if all(run.prediction and run.prediction_size == len(padded) for run in ending):
+        # another size, before the run was resumed, may round differently, as merging does.
+        if self._frozen is None and all(
+            run.prediction and run.prediction_size == len(padded) for run in ending
+        ):
             name = task.selection_split.name
             predictions[name] = [run.prediction for run in ending]
         if splits := [split for split in task.splits if split.name not in predictions]:
-            best = stack_trees([run.read_best_params() for run in padded])
-            params = jax.device_put(best, self._steps.stack_shardings.params)
-            predictions |= {split.name: predict(split, params) for split in splits}
+            # Merged models do not share the encoder: one on each device at a time.
+            size = len(padded) if self._frozen is None else self._mesh.shape["trial"]
+            for runs in (padded[first : first + size] for first in range(0, len(padded), size)):
+                best = stack_trees([run.read_best_params() for run in runs])
+                params = jax.device_put(best, self._steps.model_shardings)
+                for split in splits:
+                    predictions.setdefault(split.name, []).extend(predict(split, params, None))
         return predictions
 
 

@@ -26,6 +26,7 @@ from bert_jax.finetuning.gradient_cache import add_vector_gradients, part_of_bat
 from bert_jax.model.config import pools_last
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, Outputs, label_weights
+from bert_jax.model.lora import Lora, run_adapted
 from bert_jax.sharding.compiler_options import product_options
 from bert_jax.sharding.rules import stack_shardings
 from bert_jax.training.gradients import (
@@ -52,27 +53,29 @@ def make_finetune_step(
     shardings: TrainState,
     rows_per_microbatch: int,
     batch_size: int,
+    lora: Lora | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted (state, rows, num_microbatches, keys, hyperparameters) -> (state, metrics).
 
-    It updates a stack of independent trials: all but `num_microbatches` and the state's step have a
-    leading axis of trials, sharded over `trial`; `shardings` are for one trial. The state is
-    donated; `rows`, of at most `batch_size` examples, are laid out as by `finetune_batches`. The
-    loss is the mean over all labels of the batch, weighted by `label_weights`; dropout is a
-    function of (key, step, index of the row in the batch), whatever the other trials, microbatches
-    and devices.
+    With `lora`, a last argument has the frozen parameters, which all trials share. It updates a
+    stack of independent trials: all but `num_microbatches` and the state's step have a leading axis
+    of trials, sharded over `trial`; `shardings` are for one trial. The state is donated; `rows`, of
+    at most `batch_size` examples, are laid out as by `finetune_batches`. The loss is the mean over
+    all labels of the batch, weighted by `label_weights`; dropout is a function of (key, step, index
+    of the row in the batch), whatever the other trials, microbatches and devices.
     """
     mesh = shardings.step.mesh
     rows_per_shard = rows_per_microbatch // mesh.shape["data"]
 
-    def gradients_of_shard(params, rows, num_microbatches, weight_sums, dropouts, progress):
+    def gradients_of_shard(params, rows, num_microbatches, weight_sums, dropouts, progress, frozen):
         """Returns the losses and gradients of the trials of one shard, summed over `data`."""
 
         def gradients(params, rows, weight_sum, dropout, progress):
             max_microbatches = len(rows["tokens"]) // rows_per_shard
             microbatches = split_into_microbatches(rows, max_microbatches)
             return trial_gradients(
-                model,
+                functools.partial(apply_model, model, lora, frozen),
+                pools_last(model.config),
                 head,
                 params,
                 microbatches,
@@ -104,7 +107,7 @@ def make_finetune_step(
     jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
 
     @jit(compiler_options=product_options(mesh))
-    def update_step(state, rows, num_microbatches, keys, hyperparameters):
+    def update_step(state, rows, num_microbatches, keys, hyperparameters, frozen=None):
         rows, weight_sums = jax.vmap(number_rows)(rows), jax.vmap(sum_weights)(rows)
         dropouts = Dropout(
             key=jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step),
@@ -117,13 +120,13 @@ def make_finetune_step(
         losses, gradients = jax.shard_map(
             gradients_of_shard,
             mesh=mesh,
-            in_specs=(P("trial"), P("trial", "data"), P(), P("trial"), P("trial"), P("trial")),
+            in_specs=(P("trial"), P("trial", "data"), P(), P("trial"), P("trial"), P("trial"), P()),
             out_specs=P("trial"),
             axis_names={"trial", "data"},
             # With the check, each layer would sum its gradients over `data`, and kernels do not
             # support it.
             check_vma=False,
-        )(state.params, rows, num_microbatches, weight_sums, dropouts, progress)
+        )(state.params, rows, num_microbatches, weight_sums, dropouts, progress, frozen)
         update = jax.vmap(apply_trial, in_axes=(TRIAL_AXES, 0, 0), out_axes=(TRIAL_AXES, 0))
         state, norms = update(state, gradients, hyperparameters)
         return state, {"loss": losses} | norms
@@ -131,8 +134,18 @@ def make_finetune_step(
     return update_step
 
 
+def apply_model(
+    model: nn.Module, lora: Lora | None, frozen: dict | None, params: dict, batch: dict, **options
+) -> jax.Array:
+    """Applies `model`; with `frozen` parameters, `params` are those that `lora` trains."""
+    if frozen is None:
+        return model.apply({"params": params}, batch, **options)
+    return run_adapted(model, lora, params, frozen, batch, **options)
+
+
 def trial_gradients(
-    model: nn.Module,
+    apply: Callable[..., jax.Array],
+    pools_last: bool,
     head: Head,
     params: dict,
     microbatches: dict[str, jax.Array],
@@ -144,6 +157,7 @@ def trial_gradients(
 ) -> tuple[jax.Array, dict]:
     """Returns the contribution of one data-parallel shard to the loss of a trial and its gradients.
 
+    `apply` is (params, batch, dropout) -> outputs; `pools_last` is as in `unpack_rows`.
     `microbatches` are arrays `[microbatches, rows, ...]`, of which the first `num_microbatches` are
     used; `weight_sum` is the sum of the label weights of the whole batch, over all shards, which
     has at most `batch_size` examples; `progress` has the "step" and "num_steps" that
@@ -152,8 +166,8 @@ def trial_gradients(
 
     def outputs(params, rows):
         row_dropout = dropout._replace(rows=rows["dropout_rows"])
-        batch = rows | unpack_rows(rows, pools_last(model.config))
-        return model.apply({"params": params}, batch, dropout=row_dropout)
+        batch = rows | unpack_rows(rows, pools_last)
+        return apply(params, batch, dropout=row_dropout)
 
     def loss_fn(params, rows):
         losses = head.loss(outputs(params, rows), rows)
@@ -199,36 +213,41 @@ class Prediction(NamedTuple):
 
 
 def make_predict_step(
-    model: nn.Module, mesh: Mesh, head: Head
-) -> Callable[[dict, dict], tuple[jax.Array, jax.Array]]:
+    model: nn.Module, mesh: Mesh, head: Head, lora: Lora | None = None
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """Returns the jitted (params, rows) -> (outputs, sums), replicated over all processes.
 
-    Parameters and results have a leading axis of trials. `sums`, `[trials, data, 2]`, has the sum
-    of weighted losses and the sum of label weights on each data-parallel shard; 0 for a head that
-    compares the examples of a batch.
+    With `lora`, a last argument has the frozen parameters, unless `params` are merged. Parameters
+    and results have a leading axis of trials. `sums`, `[trials, data, 2]`, has the sum of weighted
+    losses and the sum of label weights on each data-parallel shard; 0 for a head that compares the
+    examples of a batch.
     """
 
-    def run(params, rows):
+    def run(params, rows, frozen):
         batch = rows | unpack_rows(rows, pools_last(model.config))
-        outputs, sums = model.apply({"params": params}, batch), jnp.zeros(2)
+        outputs, sums = apply_model(model, lora, frozen, params, batch), jnp.zeros(2)
         if head.loss:
             weights = label_weights(head, rows)
             sums = jnp.stack([jnp.sum(head.loss(outputs, rows) * weights), jnp.sum(weights)])
         return outputs, sums[None]
 
     sharded = jax.shard_map(
-        jax.vmap(run, in_axes=(0, None)),
+        jax.vmap(run, in_axes=(0, None, None)),
         mesh=mesh,
-        in_specs=(P("trial"), P("data")),
+        in_specs=(P("trial"), P("data"), P()),
         out_specs=P("trial", "data"),
         axis_names={"trial", "data"},
         check_vma=False,  # The check rejects loops that start from a constant, as in a BiLSTM.
     )
-    return jax.jit(sharded, out_shardings=NamedSharding(mesh, P()))
+
+    def predict_step(params, rows, frozen=None):
+        return sharded(params, rows, frozen)
+
+    return jax.jit(predict_step, out_shardings=NamedSharding(mesh, P()))
 
 
 def predict(
-    predict_step: Callable[[dict, dict], tuple[jax.Array, jax.Array]],
+    predict_step: Callable[..., tuple[jax.Array, jax.Array]],
     params: dict,
     head: Head,
     features: Sequence[ModelInput],
@@ -236,9 +255,11 @@ def predict(
     num_rows: int,
     sharding: NamedSharding,
     beat: Callable[..., None] = lambda limited: None,
+    frozen: dict | None = None,
 ) -> list[Prediction]:
     """Returns the prediction of each trial of the stack `params`; computes `num_rows` at a time.
 
+    `frozen` are the parameters that all trials share, if they do.
     Calls `beat(limited=...)` before each batch: the first one may compile, which has no time limit.
     """
     num_trials = len(jax.tree.leaves(params)[0])
@@ -251,7 +272,8 @@ def predict(
     progress = tqdm.tqdm(desc="predicting", total=len(features), **options)
     for number, (members, rows) in enumerate(shape.batches(features, num_rows)):
         beat(limited=number > 0)
-        outputs, sums = map(np.asarray, predict_step(params, to_devices(rows, sharding)))
+        rows = to_devices(rows, sharding)
+        outputs, sums = map(np.asarray, predict_step(params, rows, frozen))
         total += sums.sum(1)
         for row, indices in enumerate(members):
             start = 0

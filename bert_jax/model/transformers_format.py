@@ -136,3 +136,10 @@ class TransformersFormat(NamedTuple):
         """Returns the class of a task's head, of which `suffix` is that in `Head.transformers`."""
         names = self.heads.get(suffix)
         return self.class_prefix + ((names and names.class_suffix) or suffix)
+
+    def fused_layers(self) -> list[tuple[str, ...]]:
+        """Returns the modules that are parts of one tensor, in order, for each such tensor."""
+        groups = {}
+        for path in sorted(self.parts, key=lambda path: self.parts[path]):
+            groups.setdefault(self.names[path], []).append(path)
+        return [tuple(paths) for paths in groups.values()]

@@ -12,7 +12,7 @@ EMBEDDING_SPEC = P(("tensor", "fsdp"))
 # parameter's path, so the same rules apply to it.
 REPLICATED_RULES = ((r"(^|/)(step|count)$", P()),)
 # For fine-tuning: the pooler, and what a task adds to an encoder.
-TASK_RULES = ((r"(^|/)(pooler|head|lstm|projection_\d+)/", P()),)
+TASK_RULES = ((r"(^|/)(pooler|head|lora|lstm|projection_\d+)/", P()),)
 
 
 def path_name(path) -> str:

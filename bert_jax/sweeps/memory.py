@@ -60,7 +60,7 @@ def compile_step(setup: FinetuneSetup, num_trials: int = 1, num_batches: int = 1
     values = setup.hyperparameters(setup.config)
     hyperparameters = jax.tree.map(lambda value: value.repeat(count), values)
     state = setup.steps.abstract_state(count)
-    lowered = setup.steps.update.lower(state, *batches[0], keys, hyperparameters)
+    lowered = setup.steps.update.lower(state, *batches[0], keys, hyperparameters, setup.frozen)
     return CompiledStep(lowered.compile(), keys, hyperparameters, batches)
 
 

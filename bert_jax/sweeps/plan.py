@@ -44,7 +44,7 @@ def measure(setup: FinetuneSetup) -> Cost:
     state = setup.steps.init(step.keys, setup.data.pretrained)
     batches = itertools.islice(itertools.cycle(step.batches), 1 + TIMED_STEPS)
     for number, batch in enumerate(batches):
-        state, _ = step.function(state, *batch, step.keys, step.hyperparameters)
+        state, _ = step.function(state, *batch, step.keys, step.hyperparameters, setup.frozen)
         if number == 0:
             jax.block_until_ready(state)
             began = time.monotonic()
@@ -61,6 +61,7 @@ def measure(setup: FinetuneSetup) -> Cost:
             setup.data.shape,
             setup.rows_per_prediction,
             batch_sharding(setup.mesh),
+            frozen=setup.frozen,
         )
     return Cost(step.bytes, step_seconds, (time.monotonic() - began) / len(features))
 

@@ -96,6 +96,20 @@ TRAINING = {
         Bounds(0, 1, excludes_minimum=True),
     ),
     "freeze_layers": Field(0, "Freezes the embeddings and the N lowest layers; 0: nothing."),
+    "lora.rank": Field(
+        0,
+        "Such as 8: trains only the head, and beside dense layers of the frozen encoder low-rank "
+        "adapters (LoRA); 0: trains all parameters.",
+        AT_LEAST_0,
+    ),
+    "lora.alpha": Field(
+        0.0, "Adapters are scaled by alpha / rank, as in peft; 0: as the rank.", AT_LEAST_0
+    ),
+    "lora.targets": Field(
+        "",
+        "Regular expression that is found in the paths of the kernels with adapters, such as "
+        '"query|value"; default: all dense layers of the encoder\'s layers.',
+    ),
     "distillation.alpha": Field(
         0.5,
         "With a teacher, the loss is alpha * (loss on the labels) + (1 - alpha) * (loss on the "

@@ -52,6 +52,8 @@ def report(config: ConfigDict, topology: str, model_size: str = "base") -> dict:
     check_numbers(config)
     if config.task not in HEADS:
         raise ValueError(f"no report for the task {config.task}: expected {', '.join(HEADS)}")
+    if config.lora.rank:
+        raise ValueError(f"no report for config.lora.rank={config.lora.rank}: expected 0")
     chip, devices = compilation.describe_topology(topology)
     stacks = []
     for num_trials, used in ((1, devices[:1]), (len(devices), devices), (4, devices[:1])):
