@@ -403,6 +403,13 @@ def test_stacked_adapters_share_an_encoder_and_resume(given, tmp_path):
         workdirs = tmp_path / f"stack/trial_{index}", tmp_path / f"alone_{index}/trial_0"
         encoder, other = (saved_params(workdir)["encoder"] for workdir in workdirs)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), encoder, other)
+        adapter = read_model(find_checkpoint(workdirs[0]) / "adapter")
+        assert adapter.settings["head"] == bert_jax.load(workdirs[0]).settings["head"]
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+            adapter.params["encoder"],
+            encoder,
+        )
         moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), encoder, before)
         adapted = {"query", "attention_output", "output"}
         for path, has_moved in jax.tree.leaves_with_path(moved):

@@ -54,7 +54,7 @@ def save_huggingface(
     directory = pathlib.Path(directory)
     if format_of(config) is None:
         raise ValueError(f"transformers has no format for the architecture {config.architecture}")
-    params, head = _with_target_scale(_without_own_heads(params, config, head), head)
+    params, head = with_target_scale(_without_own_heads(params, config, head), head)
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
@@ -144,7 +144,7 @@ def _without_other_poolers(params: Mapping, config, head: Mapping | None) -> Map
     return {**params, "encoder": encoder}
 
 
-def _with_target_scale(params: Mapping, head: Mapping) -> tuple[Mapping, dict]:
+def with_target_scale(params: Mapping, head: Mapping) -> tuple[Mapping, dict]:
     """Folds the target scale of a regression into its last dense layer.
 
     transformers has no such scale. Returns the parameters, and the settings of the head without it.

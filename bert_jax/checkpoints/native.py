@@ -20,7 +20,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import flax
 import jax
@@ -37,6 +38,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer, read_stored
 
 CHUNKS_PER_READ = 2
 COMMIT = "commit_success.txt"
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 # Orbax reads the first three as patterns, TensorStore a backslash as a slash, and etils :/ as a
 # URL; TensorStore accepts only valid Unicode.
 MISREAD = re.compile(r"[*?[\\]|:(/|$)|[\ud800-\udfff]")
@@ -151,17 +153,20 @@ class _Handler(ocp.CompositeCheckpointHandler):
     """Adds the tokenizer, and reads back what was written, before Orbax marks the checkpoint as
     complete."""
 
-    def __init__(self, tokenizer: Tokenizer, checksums: bool = True):
+    def __init__(
+        self, tokenizer: Tokenizer, checksums: bool = True, files: Mapping[str, bytes] = NO_FILES
+    ):
         super().__init__()
-        self._tokenizer_files = tokenizer.files()
+        self._files = {f"vocabulary/{name}": each for name, each in tokenizer.files().items()}
+        self._files |= files
         self._checksums = checksums
 
     def finalize(self, directory: pathlib.Path) -> None:
         super().finalize(directory)
         directory = as_path(os.fspath(directory))
-        (directory / "vocabulary").mkdir(parents=True, exist_ok=True)
-        for name, content in self._tokenizer_files.items():
-            (directory / "vocabulary" / name).write_bytes(content)
+        for name, content in self._files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(content)
         for item in ("params", "training"):
             if (directory / item).exists():
                 _check_written(directory / item)
@@ -258,8 +263,11 @@ def write_checkpoint(
     settings: dict,
     tokenizer: Tokenizer,
     checksums: bool = True,
+    files: Mapping[str, bytes] = NO_FILES,
 ) -> None:
     """Writes a checkpoint without training state; waits until it is complete.
+
+    `files` are further ones, by their paths in it.
 
     `settings` holds the model config and the name of its architecture under "architecture", the
     modules of `params` under "modules" ("encoder/pooler", "mlm", ...), and a task's head as "head".
@@ -270,7 +278,7 @@ def write_checkpoint(
     directory = absolute(directory)
     with (
         _checkpoint_errors(f"writing a checkpoint to {directory} failed"),
-        ocp.Checkpointer(_Handler(tokenizer, checksums)) as checkpointer,
+        ocp.Checkpointer(_Handler(tokenizer, checksums, files)) as checkpointer,
         contextlib.ExitStack() as stack,
     ):
         _clear(directory)

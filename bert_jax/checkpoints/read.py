@@ -16,6 +16,8 @@ from bert_jax.checkpoints.parameters import (
     model_settings,
     parameter_shapes,
 )
+from bert_jax.checkpoints.peft import CONFIG_FILENAME as ADAPTER_CONFIG
+from bert_jax.checkpoints.peft import load_adapter
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
 from bert_jax.model.architecture import config_from_settings
@@ -81,6 +83,8 @@ def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> L
         return load_huggingface(directory)
     if is_google(directory):
         return load_google(directory)
+    if "peft_type" in read_optional(directory / ADAPTER_CONFIG):
+        return load_adapter(directory, lambda base: _read_base(directory, base, verify_checksums))
     if not directory.exists():
         hint = "expected a workdir, a checkpoint, or a directory of another library"
         raise FileNotFoundError(f"{directory} does not exist; {hub_hint(name) or hint}")
@@ -93,6 +97,12 @@ def _read_any_format(directory: str | pathlib.Path, verify_checksums: bool) -> L
         if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
             raise
         raise FileNotFoundError(f"{error}; {hint}") from None
+
+
+def _read_base(adapter: pathlib.Path, base: str, verify_checksums: bool) -> LoadedModel:
+    """Reads the base model of an adapter: of a relative path, one beside it comes first."""
+    beside = (adapter / base).resolve()
+    return _read_any_format(beside if beside.exists() else base, verify_checksums)
 
 
 def _describe_contents(directory: pathlib.Path) -> str:

@@ -34,7 +34,8 @@ _ADAPTER_TENSORS = re.compile(
     r"(^|.*[._])(base_layer|lora_\w+|ia3_\w+|adapters?|adapter_\w+|prefix_encoder|prompt_\w+|"
     r"hada_\w+|lokr_\w+|oft_\w+|vera_\w+)([._].*|$)"
 )
-_MERGE = (
+# What to do with an adapter that is not read.
+MERGE = (
     "merge it into its model with peft, model.merge_and_unload().save_pretrained(NEW_DIR) (for "
     "AdapterHub with the library adapters, model.merge_adapter(NAME))"
 )
@@ -174,6 +175,15 @@ def read_tensors(directory: pathlib.Path) -> LazyTensors:
     raise FileNotFoundError(unreadable_weights(directory) or missing)
 
 
+def read_adapter_tensors(directory: pathlib.Path) -> LazyTensors:
+    """Opens the file of an adapter that `peft` wrote; raises as `read_tensors`."""
+    readers = {"adapter_model.safetensors": _read_safetensors, "adapter_model.bin": read_pickle}
+    for filename, read in readers.items():
+        if (directory / filename).exists():
+            return LazyTensors(read(directory / filename))
+    raise FileNotFoundError(f"{directory} has none of {', '.join(readers)}")
+
+
 def _read_shards(
     index: pathlib.Path, read: Callable[[pathlib.Path], Mapping[str, Callable[[], np.ndarray]]]
 ) -> dict[str, Callable[[], np.ndarray]]:
@@ -225,7 +235,7 @@ def describe_adapter(directory: pathlib.Path) -> str:
     for path in sorted(directory.glob("*")):
         if _ADAPTER_FILES.fullmatch(path.name):
             return (
-                f"{directory} holds {path.name}, and adapters are not read: {_MERGE}, or remove "
+                f"{directory} holds {path.name}, and adapters are not read: {MERGE}, or remove "
                 "the files of the adapter to read the model without it"
             )
     return ""
@@ -236,7 +246,7 @@ def check_no_adapter(names: Iterable[str]) -> None:
     if found := [name for name in names if _ADAPTER_TENSORS.fullmatch(name)]:
         raise ValueError(
             f"{len(found)} tensors belong to an adapter, such as {found[0]}, and adapters are not "
-            f"read: {_MERGE}"
+            f"read: {MERGE}"
         )
 
 

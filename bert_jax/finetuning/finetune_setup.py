@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.parameters import LoadedModel, modules_of, trained_length
+from bert_jax.checkpoints.peft import PeftFormat, peft_format
 from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.data.features import steps_per_epoch, unpack_rows
 from bert_jax.finetuning.hyperparameters import (
@@ -90,6 +91,23 @@ class FinetuneSetup:
             # Prevents resuming a run, or considering it finished, with other files or weights.
             "contents": self.data.contents,
         }
+
+    def peft_format(self) -> PeftFormat | None:
+        """Returns how `peft` stores the adapters; None without LoRA, or if it cannot."""
+        if self.lora is None:
+            return None
+        try:
+            return peft_format(
+                self.lora,
+                self.model.config,
+                self.data.head_settings,
+                self.steps.shapes.params,
+                self.steps.model_shapes,
+                base=self.config.init_from,
+            )
+        except ValueError as error:
+            logging.warning("No adapter for peft is written, only the merged model: %s", error)
+            return None
 
     def check(self, trial: ConfigDict) -> None:
         """Raises ValueError if settings of a trial are invalid."""

@@ -57,7 +57,7 @@ class Stack:
     ):
         self._steps, self._mesh = setup.steps, setup.mesh
         self._task, self._pretrained = setup.data.task, setup.data.pretrained
-        self._frozen = setup.frozen
+        self._frozen, self._peft = setup.frozen, setup.peft_format()
         self._directory, self._checkpointer = directory, checkpointer
         self._saved_names = saved_trials(directory)
         self.first_step = checkpointer.latest_step() or 0
@@ -176,7 +176,7 @@ class Stack:
                     run.set_score(scores)
                 else:
                     beat(f"saving step {step} as the best", limited=False)
-                    run.save_best(step, self._model_of(params, index), scores, tuned)
+                    self._save_best(step, params, index, scores, tuned)
                     run.prediction, run.prediction_size = prediction, len(self.members)
             run.count_evaluation(step)
             self.stop = min(self.stop, run.num_steps)
@@ -211,12 +211,18 @@ class Stack:
             scores, tuned = {}, {}
             if predictions:
                 scores, tuned = tune_and_score(split, predictions[index])
-            params_of_trial = self._model_of(params, index)
-            self.runs[index].save_best(self.stop, params_of_trial, scores, tuned)
+            self._save_best(self.stop, params, index, scores, tuned)
 
-    def _model_of(self, params: dict, index: int) -> dict:
-        """Returns the parameters of the model of a trial, with its adapters merged."""
-        return self._steps.merge(self._steps.pick(params, index), self._frozen)
+    def _save_best(
+        self, step: int, params: dict, index: int, scores: dict[str, float], tuned: dict
+    ) -> None:
+        """Saves the model of a trial as its best, with its adapters merged, and beside it."""
+        trained = self._steps.pick(params, index)
+        merged, files = self._steps.merge(trained, self._frozen), {}
+        if self._peft:
+            adapter = self._peft.files(trained["lora"], merged)
+            files = {f"adapter/{name}": content for name, content in adapter.items()}
+        self.runs[index].save_best(step, merged, scores, tuned, files)
 
     def _predict_best(
         self, ending: list[TrialRun], predict: Predict

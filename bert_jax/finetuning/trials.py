@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -161,8 +161,18 @@ class TrialRun:
     def _metric(self) -> str:
         return self._task.metric.rpartition("/")[-1]
 
-    def save_best(self, step: int, params: dict, scores: dict[str, float], tuned: dict) -> None:
-        """Writes `params`, their scores and the `tuned` head settings as the best checkpoint."""
+    def save_best(
+        self,
+        step: int,
+        params: dict,
+        scores: dict[str, float],
+        tuned: dict,
+        files: Mapping[str, bytes],
+    ) -> None:
+        """Writes `params`, their scores and the `tuned` head settings as the best checkpoint.
+
+        `files` are as in `write_checkpoint`.
+        """
         task, self.best_step = self._task, step
         self.set_score(scores)
         settings = self.settings | {"step": step, "score": self.score, "scores": scores}
@@ -170,7 +180,9 @@ class TrialRun:
         kept = {name: each for name, each in task.head_settings.items() if name in task.tuned}
         settings["tuned_head_settings"] = kept | tuned
         self.writer.sync()
-        native.write_checkpoint(self.best / str(step), params, settings, self._tokenizer)
+        native.write_checkpoint(
+            self.best / str(step), params, settings, self._tokenizer, files=files
+        )
         for old_step in native.saved_steps(self.best):
             if old_step != step and self.writes:
                 remove = native.remove_checkpoint if is_bucket(self.best) else shutil.rmtree
