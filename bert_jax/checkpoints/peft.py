@@ -75,10 +75,11 @@ class PeftFormat(NamedTuple):
     prefix: str
     head: dict
 
-    def files(self, adapters: Mapping, params: Mapping) -> dict[str, bytes]:
+    def files(self, adapters: Mapping, params: Mapping, tuned: Mapping) -> dict[str, bytes]:
         """Returns the files of an adapter, by name.
 
-        `adapters` are as `init_adapters` returns them, and `params` those of the merged model.
+        `adapters` are as `init_adapters` returns them, `params` those of the merged model, and
+        `tuned` the settings of the head that were found on a split.
         """
         tensors, flat = {}, flatten_dict(adapters, sep="/")
         for path, names in self.modules.items():
@@ -87,7 +88,7 @@ class PeftFormat(NamedTuple):
                 layers = value if value.ndim == 3 else [value]
                 for name, matrix in zip(names, layers, strict=True):
                     tensors[f"{_PREFIX}{name}.lora_{letter}.weight"] = matrix.T
-        params, head = with_target_scale(params, self.head)
+        params, head = with_target_scale(params, {**self.head, **tuned})
         flat = flatten_dict(params, sep="/")
         for path, stored in self.saved.items():
             tensors[_PREFIX + stored.name.removeprefix(self.prefix)] = stored.stored(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import flax.linen as nn
 from absl import logging
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -214,6 +215,13 @@ def choose_adapters(
     groups = choose_layers(
         pretrained["encoder"], dense, targets, stored.fused_layers() if stored else ()
     )
+    kernels = flatten_dict({"encoder": pretrained["encoder"]}, sep="/")
+    for path in (path for group in groups for path in group if path.startswith("encoder/layers/")):
+        if len(kernels[f"{path}/kernel"]) != num_stacked_layers(model.config):
+            raise ValueError(
+                f"config.lora.targets={targets!r}: it is found in {path}, which only some layers "
+                "have: expected dense layers that all layers have"
+            )
     return Lora(rank, alpha or rank, groups)
 
 

@@ -220,7 +220,7 @@ class Stack:
         trained = self._steps.pick(params, index)
         merged, files = self._steps.merge(trained, self._frozen), {}
         if self._peft:
-            adapter = self._peft.files(trained["lora"], merged)
+            adapter = self._peft.files(trained["lora"], merged, tuned)
             files = {f"adapter/{name}": content for name, content in adapter.items()}
         self.runs[index].save_best(step, merged, scores, tuned, files)
 

@@ -66,7 +66,7 @@ def write_adapter(directory, make_config, targets="", new_pooler=False) -> dict:
     merged = jax.jit(functools.partial(merge, lora))(trained, frozen)
     stored = peft_format(lora, config, HEAD, trained, merged, base="../base")
     (directory / "adapter").mkdir()
-    for name, content in stored.files(trained["lora"], merged).items():
+    for name, content in stored.files(trained["lora"], merged, {}).items():
         (directory / "adapter" / name).write_bytes(content)
     return merged
 

@@ -49,12 +49,6 @@ CASES = {
         r".*encoder\.layer\..*(query|key|value|dense)",
         "",
     ),
-    "albert": (
-        "AlbertForSequenceClassification",
-        {"embedding_size": 8, "classifier_dropout_prob": 0.0, "hidden_act": "gelu"},
-        ["query", "ffn"],
-        "query|intermediate",
-    ),
     "modernbert, fused": (
         "ModernBertForSequenceClassification",
         MODERN,
@@ -198,15 +192,16 @@ def test_twenty_steps_equal_those_of_peft_and_each_reads_what_the_other_writes(c
     trained = pair.train()
     merged = merge(pair.lora, trained, pair.frozen)
     (tmp_path / "ours").mkdir()
-    for name, content in pair.format.files(trained["lora"], merged).items():
+    for name, content in pair.format.files(trained["lora"], merged, {}).items():
         (tmp_path / "ours" / name).write_bytes(content)
     pair.torch_model.save_pretrained(tmp_path / "theirs")
 
     ours, theirs = (
         load_file(tmp_path / name / "adapter_model.safetensors") for name in ("ours", "theirs")
     )
-    assert ours.keys() == theirs.keys()
-    worst = max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours)
+    # Of ModernBERT, also the frozen pooler, which an exported base model does not have.
+    assert all(".head." in name for name in ours.keys() ^ theirs.keys())
+    worst = max(float(np.abs(ours[name] - theirs[name]).max()) for name in theirs)
     moved = max(
         float(np.abs(leaf - before[path]).max())
         for path, leaf in flatten_dict(trained, sep="/").items()
