@@ -1,12 +1,12 @@
 """Finds the weights of classes in the loss, given or balanced."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
 
 from bert_jax.data.features import NO_LABEL
+from bert_jax.tasks.labels import read_weights
 from bert_jax.tasks.task import Task
 
 LARGE_RATIO = 10.0
@@ -16,8 +16,9 @@ LARGE_RATIO = 10.0
 def find_class_weights(given: Sequence, task: Task) -> tuple[float, ...]:
     """Returns the weight of each class of a task; () for no weights.
 
-    `given` has the weights, or is ("balanced",): labels / (classes * labels of the class). A class
-    without training examples is not counted and has weight 1, as it never enters the loss. Raises
+    `given` has the weights, in the order of the labels or by name as `read_weights`, or is
+    ("balanced",): labels / (classes * labels of the class). A class without training examples is
+    not counted and has weight 1, as it never enters the loss. Raises
     ValueError if another weight is given for it. Warns if a weight is so large that its class is
     predicted where it is improbable.
     """
@@ -31,13 +32,7 @@ def find_class_weights(given: Sequence, task: Task) -> tuple[float, ...]:
     if given == ("balanced",) and classes:
         balanced = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
         weights = tuple(np.where(counts, balanced, 1.0).tolist())
-    is_valid = all(isinstance(each, int | float) and 0 < each < math.inf for each in weights)
-    if not is_valid or len(weights) != len(classes):
-        valid = f"a positive number for each class ({', '.join(classes)}), or balanced"
-        raise ValueError(
-            f"config.class_weights={','.join(map(str, given))}: expected "
-            f"{valid if classes else 'none, as this task has no classes'}"
-        )
+    weights = read_weights(weights, classes, "config.class_weights")
     for label, weight, count in zip(classes, weights, counts, strict=True):
         if not count and weight != 1:
             raise ValueError(

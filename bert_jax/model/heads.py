@@ -233,9 +233,16 @@ def _classification_loss(outputs, rows):
     return cross_entropy(outputs, rows["labels"])[0]
 
 
-def _multi_label_loss(outputs, rows):
-    """Averages the binary cross-entropy of each label's sigmoid over the labels."""
-    return jnp.mean(jax.nn.softplus(outputs) - outputs * rows["labels"], axis=-1)
+def _multi_label_loss(outputs, rows, positive_weights=()):
+    """Averages the binary cross-entropy of each label's sigmoid over the labels.
+
+    `positive_weights` weigh the term of a positive label, as `pos_weight` of PyTorch's
+    `BCEWithLogitsLoss`.
+    """
+    losses = jax.nn.softplus(outputs) - outputs * rows["labels"]
+    if positive_weights:
+        losses *= jnp.where(rows["labels"] > 0, jnp.asarray(positive_weights), 1)
+    return jnp.mean(losses, axis=-1)
 
 
 def _choice_loss(outputs, rows):
@@ -306,6 +313,20 @@ def with_target_std(head: Head, target_std: float) -> Head:
         loss=functools.partial(_regression_loss, target_std=target_std),
         soft_loss=functools.partial(_soft_regression_loss, target_std=target_std),
     )
+
+
+def with_positive_weights(head: Head, positive_weights: tuple[float, ...]) -> Head:
+    """Returns a multi-label head whose loss weighs the positive term of each label.
+
+    Raises ValueError for a head with another loss, which this one would replace.
+    """
+    if head.loss is not _multi_label_loss:
+        raise ValueError(
+            f"the head {head.name} has a loss of its own, which cannot be given "
+            "config.data.positive_weights: leave it empty"
+        )
+    loss = functools.partial(_multi_label_loss, positive_weights=positive_weights)
+    return dataclasses.replace(head, loss=loss)
 
 
 TARGET_SCALE = ("target_mean", "target_std")

@@ -34,6 +34,42 @@ def labels_from_config(config: ConfigDict) -> tuple[str, ...]:
     return labels
 
 
+def read_weights(given: Sequence, labels: Sequence[str], field: str) -> tuple[float, ...]:
+    """Returns the weight of each label, given one for each, or by name: `rare=5,other=2`.
+
+    Labels that are not named weigh 1. Raises ValueError, naming `field`, for unknown labels and
+    for weights that are not positive numbers.
+    """
+    weights = tuple(given)
+    are_texts = weights and all(isinstance(each, str) for each in weights)
+    parts = ",".join(weights).split(",") if are_texts else []
+    if parts and all("=" in part for part in parts):
+        pairs = [part.rsplit("=", 1) for part in parts]
+        named: dict[str, float] = {}
+        for name, weight in pairs:
+            if (name := name.strip()) not in labels or name in named:
+                expected = f"expected each of {', '.join(labels)} at most once"
+                raise ValueError(f"{field}={','.join(parts)}: {name!r}: {expected}")
+            named[name] = _weight_of(weight)
+        weights = tuple(named.get(label, 1.0) for label in labels)
+    is_valid = all(isinstance(each, int | float) and 0 < each < math.inf for each in weights)
+    if not is_valid or len(weights) != len(labels):
+        valid = f"a positive number for each of {', '.join(labels)}, or by name, such as "
+        valid += f"{labels[0]}=2, or balanced" if labels else ""
+        raise ValueError(
+            f"{field}={','.join(map(str, given))}: expected "
+            f"{valid if labels else 'none, as this task has no classes'}"
+        )
+    return weights
+
+
+def _weight_of(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def find_labels(records: Sequence[Record], column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
     """Returns `labels`, or if empty the labels in `column`, as `sort_labels`. Raises ValueError.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy  # Imports scipy.stats, which is slow, on first use.
+from absl import logging
 
 MAX_CONFUSION = 100
 """Maximum number of labels for which a table of scores by class has the confusion matrix."""
@@ -71,6 +72,21 @@ def class_table(
         header.append("confused_with")
         columns.append([_most_confused(confusion, row, labels) for row in range(len(labels))])
     return [tuple(header), *zip(*columns, strict=True)]
+
+
+def note_low_precision(table: Sequence[tuple], split: str, field: str) -> None:
+    """Logs the labels of a `class_table` whose precision is below half of their recall.
+
+    That is what too large weights of the loss do: the label is predicted where it is improbable.
+    `field` names the weights in the note; "": there are none, and no note.
+    """
+    for label, examples, precision, recall, *_ in table[1:]:
+        if field and examples and precision < recall / 2:
+            logging.warning(
+                "%s: with %s the precision of %r is %.4f, less than half of its recall, %.4f: "
+                "use a smaller weight, such as its square root",
+                *(split, field, label, precision, recall),
+            )
 
 
 def _most_confused(confusion: scipy.sparse.csr_array, row: int, labels: Sequence) -> str:

@@ -124,7 +124,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         if name == "train":
             train, columns = features, sentences[0].columns
         else:
-            splits.append(make_split(name, sentences, features, positions, labels, data.scheme))
+            weighted_by = "class_weights" if config.class_weights else ""
+            arguments = sentences, features, positions, labels, data.scheme, weighted_by
+            splits.append(make_split(name, *arguments))
     return Task(
         head=get_head(config),
         labels=labels,
@@ -255,13 +257,14 @@ def make_split(
     positions: Sequence[np.ndarray],
     labels: tuple[str, ...],
     scheme: str,
+    weighted_by: str = "",
 ) -> Split:
     """Builds a split that is scored by conlleval's rules and writes files for conlleval.
 
     A line holds a word, its tag if known, and the predicted tag, separated by spaces or, if a word
     is empty or a word or tag contains a space, by tabs (`conlleval -d '\\t'`); a blank line ends
     each sentence. Of known tags, NAME_types.tsv has the `type_table`; with `scheme` "none" each tag
-    is a type.
+    is a type. `weighted_by` is as in `scores.note_low_precision`.
     """
     expected = [sentence.tags for sentence in sentences]
     texts = itertools.chain(labels, *(sentence.words for sentence in sentences))
@@ -305,6 +308,7 @@ def make_split(
             with open(directory / f"{name}_types.tsv", "w", newline="", encoding="utf-8") as stream:
                 csv.writer(stream, delimiter="\t").writerows(table)
             lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in table)
+            scores.note_low_precision(table, name, weighted_by)
             logging.info("%s, by type:\n%s", name, "\n".join(lines))
         return path
 

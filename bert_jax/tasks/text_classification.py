@@ -18,7 +18,14 @@ from ml_collections import ConfigDict
 from scipy.special import expit, softmax
 
 from bert_jax.data.features import ModelInput
-from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head, find_head
+from bert_jax.model.heads import (
+    CLASSIFICATION,
+    MULTI_LABEL,
+    REGRESSION,
+    Head,
+    find_head,
+    with_positive_weights,
+)
 from bert_jax.tasks import scores, tables
 from bert_jax.tasks.calibration import mean_gap, reliability_of, with_calibration
 from bert_jax.tasks.labels import (
@@ -29,6 +36,7 @@ from bert_jax.tasks.labels import (
     match_labels,
     positive_of_two,
     read_labels,
+    read_weights,
     split_labels,
 )
 from bert_jax.tasks.sequences import make_sequences
@@ -113,6 +121,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if separator:
         layout = dataclasses.replace(head.label_layout, shape=(len(labels),))
         head = dataclasses.replace(head, label_layout=layout)
+    if data.positive_weights:
+        if not separator:
+            fix = "set data.label_separator, or class_weights for one label per text"
+            raise ValueError(f"config.data.positive_weights weighs several labels per text: {fix}")
+        if training:
+            weights = find_positive_weights(data.positive_weights, labels, counts, len(targets))
+            head = with_positive_weights(head, weights)
     # A temperature belongs to the weights that it was fitted for.
     is_fitted = any(split.tune for split in splits.values())
     trains = bool(training)
@@ -131,6 +146,28 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         tuned=("calibration_temperature",) if keeps_temperature else (),
         files=files,
     )
+
+
+def find_positive_weights(
+    given: Sequence, labels: Sequence[str], counts: np.ndarray, num_examples: int
+) -> tuple[float, ...]:
+    """Returns the weight of each label's positive term, given as `read_weights` or "balanced".
+
+    Balanced, that is negative / positive examples, so that both terms have the same sum of weights;
+    1 without positive examples. `counts` are those of positive examples, `[labels]`.
+    """
+    if tuple(given) == ("balanced",):
+        ratios = (num_examples - counts) / np.maximum(counts, 1)
+        # A label of all examples has no negative ones to balance.
+        balanced = np.where((counts > 0) & (counts < num_examples), ratios, 1.0).tolist()
+        logging.info(
+            "positive_weights: %s",
+            ", ".join(
+                f"{name} {weight:.4g}" for name, weight in zip(labels, balanced, strict=True)
+            ),
+        )
+        return tuple(balanced)
+    return read_weights(given, labels, "config.data.positive_weights")
 
 
 def read_records(
@@ -186,8 +223,16 @@ def read_split(
     features, truncated = text_features(pairs, values, tokenizer, config.max_seq_length)
     notes[f"{name} examples truncated"] = truncated
     metrics, ranking_metrics = metrics_of(head, labels)
+    weights = {"class_weights": config.class_weights, "positive_weights": data.positive_weights}
     split = make_split(
-        name, features, examples, labels, metrics, bool(separator), ranking_metrics=ranking_metrics
+        name,
+        features,
+        examples,
+        labels,
+        metrics,
+        bool(separator),
+        ranking_metrics=ranking_metrics,
+        weighted_by=next((field for field, given in weights.items() if given), ""),
     )
     if head is not CLASSIFICATION or not split.score:
         return split
@@ -253,6 +298,7 @@ def make_split(
     multi_label: bool = False,
     *,
     ranking_metrics: Mapping[str, Metric] | None = None,
+    weighted_by: str = "",
 ) -> Split:
     """Builds a classification split (regression if `labels` is empty), scored by `metrics`.
 
@@ -261,7 +307,7 @@ def make_split(
     the other. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
     of every class, or with more than `MAX_LABELS` only of the best and the predicted ones; and
-    NAME_classes.tsv: the `scores.class_table`.
+    NAME_classes.tsv: the `scores.class_table`. `weighted_by` is as in `scores.note_low_precision`.
     """
     expected = np.array([feature.label for feature in features])
     is_labeled = features[0].label is not None
@@ -298,6 +344,7 @@ def make_split(
             path_of_classes = directory / f"{name}_classes.tsv"
             with open(path_of_classes, "w", newline="", encoding="utf-8") as stream:
                 csv.writer(stream, delimiter="\t").writerows([header, *rows])
+            scores.note_low_precision([header, *rows], name, weighted_by)
             which = ""
             if len(rows) > MAX_LABELS:
                 rows = sorted(rows, key=lambda row: -row[1])[:MAX_LABELS]

@@ -42,8 +42,8 @@ TASK = {
     "max_seq_length": Field(128, "Tokens, [CLS] and [SEP] included; longer texts are truncated."),
     "class_weights": Field(
         (),
-        "Weight of each class in the loss, in the order of data.labels, or sorted; "
-        '"balanced": inverse to its frequency in train. Default: 1 each.',
+        "Weight of each class in the loss, in the order of data.labels, or sorted; or by name, "
+        'others being 1: rare=5. "balanced": inverse to its frequency in train. Default: 1 each.',
     ),
     "model.classifier_dropout_rate": Field(
         None, "Before the head, if it differs; None: as in the checkpoint.", kind=float

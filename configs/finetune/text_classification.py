@@ -51,6 +51,11 @@ DATA = {
         "Multi-label: what separates the labels of a text, such as | in a|b. JSONL may also have "
         "lists: [] means no label, null unknown labels.",
     ),
+    "data.positive_weights": Field(
+        (),
+        "Multi-label: weights of the positive term of labels in the loss, by name: a=5,b=2 (others "
+        "1), or for each label. balanced: negative / positive examples in train. Default: 1 each.",
+    ),
     "data.metric": Field(
         "",
         "Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, "

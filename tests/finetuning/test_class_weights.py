@@ -55,3 +55,11 @@ def test_weights_that_outweigh_the_frequent_class_are_reported(caplog):
     assert record.getMessage().endswith("config.class_weights=1,4.87,9.75")
     find_class_weights((1, 4.87, 9.75), task)
     assert len(caplog.records) == 1
+
+
+def test_weights_are_given_by_name_and_others_are_1():
+    task = task_of(heads.CLASSIFICATION, [0, 1, 2])
+    assert find_class_weights(("c=2.5,a=3",), task) == (3, 1, 2.5)
+    for given in (("d=2",), ("a=2", "a=3"), ("a=-1",), ("a=2", 1, 1)):
+        with pytest.raises(ValueError, match=r"config\.class_weights="):
+            find_class_weights(given, task)

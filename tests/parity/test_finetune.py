@@ -19,7 +19,7 @@ from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batc
 from bert_jax.finetuning.step import make_finetune_step
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.bert import RULES
-from bert_jax.model.heads import HEADS, label_weights, make_model
+from bert_jax.model.heads import HEADS, label_weights, make_model, with_positive_weights
 from bert_jax.sharding.mesh import BATCH_SPEC, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tokenizers.export import transformers_files
@@ -194,7 +194,9 @@ def test_losses_equal_torch(kind):
     head = HEADS[kind]
     if kind == "multi_label":
         labels = rng.integers(0, 2, logits.shape).astype(np.float32)
-        loss = torch.nn.BCEWithLogitsLoss()(torch.tensor(logits), torch.tensor(labels))
+        head = with_positive_weights(head, weights)
+        function = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights))
+        loss = function(torch.tensor(logits), torch.tensor(labels))
     else:
         head = dataclasses.replace(head, class_weights=weights)
         function = torch.nn.CrossEntropyLoss(torch.tensor(weights), ignore_index=NO_LABEL)

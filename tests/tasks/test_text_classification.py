@@ -1,6 +1,7 @@
 """Classification and regression on the user's own tables: CSV, TSV, JSONL and TFDS."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -29,6 +30,9 @@ DEV = "text,label\nthe king,a\n"
 @pytest.fixture
 def tokenizer(tmp_path):
     return load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+
+
+LABEL_SETS = "text,label\nthe,a|b\nroad,\nking,b\nwar,c\n"
 
 
 @pytest.fixture
@@ -340,6 +344,58 @@ def test_a_text_may_have_any_number_of_labels(suffix, train, test, read, tmp_pat
     shape = RowShape(16, 2, task.head.label_layout, 0)
     rows = shape.build([task.train[:2]], 1)
     assert rows["labels"].tolist() == [labels[:2]] and rows["weights"].tolist() == [[1, 1]]
+
+
+def test_positive_weights_are_given_by_name_or_balanced(read):
+    def weights_of(given):
+        head = read(LABEL_SETS, LABEL_SETS, label_separator="|", positive_weights=given).head
+        logits = np.random.default_rng(0).normal(0, 3, (2, 3)).astype(np.float32)
+        labels = np.array([[1, 0, 1], [0, 1, 1]], np.float32)
+        return np.array(head.loss(logits, {"labels": labels})), np.float64(logits), labels
+
+    # Of 4 texts a has 1, b 2 and c 1.
+    for given, weights in (
+        ((), (1, 1, 1)),
+        (("balanced",), (3, 1, 3)),
+        (("c=7,a=0.5",), (0.5, 1, 7)),
+        (("a=0.5", "c=7"), (0.5, 1, 7)),
+        ((0.5, 1, 7), (0.5, 1, 7)),
+    ):
+        loss, logits, labels = weights_of(given)
+        # As torch.nn.BCEWithLogitsLoss(pos_weight) defines it.
+        probabilities = 1 / (1 + np.exp(-logits))
+        terms = np.array(weights) * labels * np.log(probabilities)
+        terms += (1 - labels) * np.log(1 - probabilities)
+        np.testing.assert_allclose(loss, -terms.mean(-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        (("d=2",), "'d'"),
+        (("a=2,a=3",), "'a'"),
+        (("a=0",), "a, b, c"),
+        (("a=x",), "a, b, c"),
+        ((1, 2), "a, b, c"),
+        (("even",), "a, b, c"),
+    ],
+)
+def test_positive_weights_that_fit_no_labels_are_refused(read, given, place):
+    with pytest.raises(ValueError, match=rf"config\.data\.positive_weights=.*{place}"):
+        read(LABEL_SETS, LABEL_SETS, label_separator="|", positive_weights=given)
+    with pytest.raises(ValueError, match=r"config\.data\.positive_weights"):
+        read(positive_weights=("balanced",))
+
+
+def test_a_note_names_labels_whose_weight_drowns_precision(read, tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    outputs = list(np.float32([[1, 1, -1], [1, -1, -1], [1, 1, -1], [1, -1, 1]]))
+    for given, count in (((), 0), (("a=50",), 1)):
+        task = read(LABEL_SETS, LABEL_SETS, label_separator="|", positive_weights=given)
+        task.splits[0].write(outputs, tmp_path)
+        notes = [each.getMessage() for each in caplog.records if "recall" in each.getMessage()]
+        assert len(notes) == count
+    assert "positive_weights" in notes[0] and "'a'" in notes[0]
 
 
 def test_a_label_of_a_list_may_contain_the_separator(read):
