@@ -214,10 +214,10 @@ def vector_scores(
 
 
 def write_rotated(model_directory: pathlib.Path, data: pathlib.Path, output: pathlib.Path) -> None:
-    """Writes a model with a dense layer that turns its vectors to their principal components.
+    """Writes a model with a dense layer that rotates its vectors to their principal components.
 
-    The components are those of the training texts' vectors, largest first. The layer is orthogonal:
-    cosines of whole vectors stay, and those of their first dimensions lose the least.
+    They are the right singular vectors of the training texts' vectors, which are not centered, so
+    that all cosines of whole vectors stay; the first dimensions have the largest sum of squares.
     """
     model, lines = bert_jax.load(model_directory), read_lines(data / "train.jsonl")
     texts = list(dict.fromkeys(line[name] for line in lines for name in ("query", "positive")))
@@ -225,13 +225,16 @@ def write_rotated(model_directory: pathlib.Path, data: pathlib.Path, output: pat
     components = np.linalg.svd(vectors, full_matrices=False)[2]
     head = {"task": "embedding", "labels": [], "pooling": "mean", "normalize": True}
     head["projections"] = [dense_layer(len(components))]
+    partial = output.with_suffix(".partial")
     save_model(
-        output,
+        partial,
         config=model.config,
         tokenizer=model.tokenizer,
         params={**model.params, "projection_0": {"kernel": components.T}},
         settings=model.settings | {"head": head},
+        overwrite=True,
     )
+    partial.rename(output)
 
 
 def read_lines(path: pathlib.Path) -> list[dict]:

@@ -17,10 +17,8 @@ from absl import app, flags
 
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.tasks.resampling import bootstrap_interval, mcnemar_exact
-from bert_jax.tasks.scored_predictions import ScoredPredictions, read_scored
+from bert_jax.tasks.scored_predictions import MAX_DIFFERENCE, ScoredPredictions, read_scored
 
-MAX_DIFFERENCE = 1e-3
-"""Of a score from the files of predictions and in `result.json`, which rounding may cause."""
 NUM_SAMPLES = 10_000
 
 flags.DEFINE_string("split", None, "Of the examples; by default the one that selects checkpoints.")

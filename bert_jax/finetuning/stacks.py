@@ -191,6 +191,7 @@ class Stack:
         if not all(run.finished for run in ending):
             beat("predicting with the best checkpoints")
             predictions = self._predict_best(ending, predict)
+            beat("writing the results", limited=False)
             for index, run in enumerate(ending):
                 if not run.finished:
                     run.finish({name: each[index] for name, each in predictions.items()}, began)

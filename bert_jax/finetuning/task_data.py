@@ -50,12 +50,8 @@ class TaskData:
 
     @functools.cached_property
     def baselines(self) -> list[dict]:
-        """The scores of `score_baselines`, computed once for all trials; [] if that fails."""
-        try:
-            return score_baselines(self.task)
-        except Exception:  # A library's: it must not cost the result of a finished training.
-            logging.exception("The baselines could not be scored")
-            return []
+        """The scores of `score_baselines`, computed once for all trials."""
+        return score_baselines(self.task)
 
     @functools.cached_property
     def duplicates(self) -> list[dict]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -22,7 +23,7 @@ from bert_jax.finetuning.step import Prediction
 from bert_jax.runtime.buckets import absolute, is_bucket
 from bert_jax.runtime.errors import Diverged
 from bert_jax.tasks.resampling import bootstrap_interval
-from bert_jax.tasks.scored_predictions import read_scored
+from bert_jax.tasks.scored_predictions import MAX_DIFFERENCE, read_scored
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training import monitoring
 from bert_jax.training.metrics import METRICS, MetricsWriter
@@ -226,13 +227,28 @@ class TrialRun:
                 files.append(split.write(predictions[split.name].outputs, directory))
         if self.writes and task.selection_split:
             warn_of_constant_metric(self.writer.directory / METRICS, task.metric)
+        result["predictions"] = [str(path.relative_to(self.writer.directory)) for path in files]
+        result["seconds"] = time.monotonic() - began
+        self._write_result(result)
         if self.writes:
+            self._add_context(result)
+
+    def _add_context(self, result: dict) -> None:
+        """Adds intervals, baselines and duplicates to a result that is written already.
+
+        They take up to minutes, and read what a task of your own may have written in any form: the
+        run has ended, whatever happens here.
+        """
+        directory = self.writer.directory / "predictions"
+        try:
             result["intervals"] = find_intervals(directory, result, self._metric, self.settings)
             result["baselines"] = self._data.baselines
             result["duplicates"] = self._data.duplicates
-            log_baselines_and_duplicates(result)
-        result["predictions"] = [str(path.relative_to(self.writer.directory)) for path in files]
-        self._write_result(result | {"seconds": time.monotonic() - began})
+        except Exception:
+            logging.exception("%s has its scores, but not all that compares them", directory.parent)
+            return
+        log_baselines_and_duplicates(result)
+        self._write_result(result)
 
     def _write_result(self, result: dict) -> None:
         self.finished = True
@@ -284,6 +300,10 @@ def find_intervals(
             scored = read_scored(predictions, split, metric, settings)
         except (ValueError, OSError) as error:
             logging.info("No interval of %s/%s: %s", split, metric, error)
+            continue
+        every = scored.score(np.arange(len(scored.examples)))
+        if abs(every - scores[metric]) > MAX_DIFFERENCE:
+            logging.info("No interval of %s/%s: the predictions have %.4f", split, metric, every)
             continue
         low, high = map(float, bootstrap_interval(scored.score, len(scored.examples)))
         examples = len(scored.examples)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+from absl import logging
 from scipy.special import logit
 
 from bert_jax.data.features import NO_LABEL, ModelInput
@@ -39,7 +40,7 @@ def score_baselines(task: Task) -> list[dict]:
         prior = _prior(kind, targets, len(task.labels))
         constant = [[prior] * len(split.features) for split in splits]
         found["mean" if kind == "value" else "majority"] = constant
-        if len(task.labels) <= MAX_LABELS and len(np.unique(targets, axis=0)) > 1:
+        if len(task.labels) <= MAX_LABELS:
             found |= _tf_idf(task, [split.features for split in splits])
     elif kind == "tag":
         found["most_frequent_tag"] = _most_frequent_tags(task, [each.features for each in splits])
@@ -86,8 +87,15 @@ def _tf_idf(task: Task, splits: Sequence[Sequence[ModelInput]]) -> dict[str, lis
         return {}
     num_train = min(len(task.train), MAX_TRAIN)
     train = [task.train[index * len(task.train) // num_train] for index in range(num_train)]
-    table, *tables = tf_idf_tables([_terms(part) for part in (train, *splits)])
     targets = np.array([feature.label for feature in train])
+    if len(np.unique(targets, axis=0)) < 2:
+        return {}
+    logging.info("Fitting the TF-IDF baseline to %d examples", num_train)
+    try:
+        table, *tables = tf_idf_tables([_terms(part) for part in (train, *splits)])
+    except ValueError as error:  # No text has any term.
+        logging.info("No TF-IDF baseline: %s", error)
+        return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of few iterations, and of labels that all or none have.
         if task.head.predicts == "value":

@@ -1,5 +1,6 @@
 """Counts examples that a model has seen in training, or nearly so: their scores are too good."""
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,9 @@ SIMILARITY = 0.8
 """Jaccard similarity of the sets of shingles from which on two inputs are nearly equal."""
 MAX_TOKENS = 5_000_000
 """Of train and a split together, up to which near duplicates are counted: 14 s, 0.5 GB."""
-_ROWS = 256  # Compared at once.
+MAX_PAIRS = 5_000_000
+"""Pairs of inputs with a rare shingle in common, up to which they are compared."""
+_PAIRS_AT_ONCE = 20_000
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # Odd, so that every token changes the hash.
 
 
@@ -22,31 +25,28 @@ def count_duplicates(task: Task) -> list[dict]:
     """Returns for each split how many of its inputs are equal, or nearly equal, to one of train.
 
     Inputs are compared as the model reads them: without what its tokenizer ignores, such as case,
-    and truncated. "near" is None above `MAX_TOKENS`. Splits whose inputs have another form than
-    those of train, as in retrieval, are left out.
+    and truncated. "near" is None above `MAX_TOKENS` or `MAX_PAIRS`. There are none of retrieval,
+    whose splits have other inputs than train.
     """
+    if task.head.task == "retrieval" or not task.train:
+        return []
+    train = {_digest(feature): feature for feature in task.train}
     counts = []
-    train = None
     for split in task.splits:
-        num_sequences = [len(each[0].sequences) for each in (task.train, split.features)]
-        if num_sequences[0] != num_sequences[1]:
-            continue
-        train = train or _distinct(task.train)
-        inputs = list(map(_tokens, split.features))
-        is_equal = np.array([each.tobytes() in train for each in inputs])
-        others = {each.tobytes(): each for each in inputs if each.tobytes() not in train}
-        num_tokens = sum(map(len, train.values())) + sum(map(len, others.values()))
+        is_equal = [_digest(feature) in train for feature in split.features]
+        others = [
+            feature for feature, equal in zip(split.features, is_equal, strict=True) if not equal
+        ]
         near = None
-        if num_tokens <= MAX_TOKENS:
-            found = find_near(list(others.values()), list(train.values()))
-            is_near = dict(zip(others, found, strict=True))
-            near = sum(bool(is_near.get(each.tobytes())) for each in inputs)
+        if sum(map(len, train.values())) + sum(map(len, others)) <= MAX_TOKENS:
+            is_near = find_near(list(map(_tokens, others)), list(map(_tokens, train.values())))
+            near = None if is_near is None else int(is_near.sum())
         counts.append(
             {
                 "split": split.name,
-                "equal": int(is_equal.sum()),
+                "equal": sum(is_equal),
                 "near": near,
-                "inputs": len(inputs),
+                "inputs": len(is_equal),
             }
         )
     return counts
@@ -54,9 +54,10 @@ def count_duplicates(task: Task) -> list[dict]:
 
 def find_near(
     inputs: Sequence[np.ndarray], others: Sequence[np.ndarray], similarity: float = SIMILARITY
-) -> np.ndarray:
+) -> np.ndarray | None:
     """Returns which of `inputs` are nearly equal to one of `others`, bool `[inputs]`.
 
+    Returns None if more than `MAX_PAIRS` would have to be compared, as of forms that are filled in.
     The result is exact: two sets with a Jaccard similarity of at least t have one of their rarest
     elements in common, of which n elements have n - ceil(t n) + 1 (Chaudhuri, Ganti and Kaushik, A
     primitive operator for similarity joins in data cleaning, 2006). Only such pairs are compared.
@@ -75,14 +76,17 @@ def find_near(
     rare.data[places >= np.repeat(num_rarest, sizes)] = 0
     rare.eliminate_zeros()
     own, given = table[: len(inputs)], table[len(inputs) :]
-    rare_given = rare[len(inputs) :].T.tocsr()
+    rare_own, rare_given = rare[: len(inputs)], rare[len(inputs) :]
+    # Of each shingle, which is at least the number of pairs: the product itself may not fit.
+    if rare_own.sum(axis=0) @ rare_given.sum(axis=0) > MAX_PAIRS:
+        return None
+    row, other = (rare_own @ rare_given.T).nonzero()
     is_near = np.zeros(len(inputs), bool)
-    for start in range(0, len(inputs), _ROWS):
-        rows = slice(start, min(start + _ROWS, len(inputs)))
-        row, other = (rare[rows] @ rare_given).nonzero()
-        common = np.asarray(own[rows][row].multiply(given[other]).sum(axis=1)).ravel()
-        union = sizes[rows][row] + sizes[len(inputs) :][other] - common
-        is_near[start + row[common >= similarity * union - 1e-9]] = True
+    for start in range(0, len(row), _PAIRS_AT_ONCE):
+        rows, columns = (each[start : start + _PAIRS_AT_ONCE] for each in (row, other))
+        common = np.asarray(own[rows].multiply(given[columns]).sum(axis=1)).ravel()
+        union = sizes[rows] + sizes[len(inputs) + columns] - common
+        is_near[rows[common >= similarity * union - 1e-9]] = True
     return is_near
 
 
@@ -90,8 +94,12 @@ def _tokens(feature: ModelInput) -> np.ndarray:
     return np.concatenate(feature.sequences)
 
 
-def _distinct(features: Sequence[ModelInput]) -> dict[bytes, np.ndarray]:
-    return {tokens.tobytes(): tokens for tokens in map(_tokens, features)}
+def _digest(feature: ModelInput) -> bytes:
+    """Returns 16 bytes that tell the sequences of a feature from those of others."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tokens in feature.sequences:
+        digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes())
+    return digest.digest()
 
 
 def _shingle_table(inputs: Sequence[np.ndarray]) -> scipy.sparse.csr_array:

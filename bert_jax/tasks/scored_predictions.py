@@ -22,6 +22,8 @@ from bert_jax.tasks.text_classification import (
     TWO_CLASS_METRICS,
 )
 
+MAX_DIFFERENCE = 1e-3
+"""Of a score from the files of predictions and in `result.json`, which rounding may cause."""
 PREDICTED = ("prediction", "probabilities", "num_other_labels")
 """Keys of a line of predictions that are the model's; the others are the example's."""
 

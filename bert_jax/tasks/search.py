@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 from bert_jax.tasks.retrieval_scores import best_indices
 
 MIN_BLOCK = 16384  # Vectors that are compared together; more if many are to be found.
+QUERIES_AT_ONCE = 2**16  # On the device, with what was found for them.
 SCORES_AT_ONCE = 2**22  # 16 MB, which stay in a CPU's caches better than more.
 
 
@@ -42,7 +43,8 @@ def search(
       query_vectors: `[num_queries, size]`, or `[size]` for one query.
       vectors: `[num_vectors, size]`, or a list of such arrays, whose rows are numbered in order.
 
-    Raises ValueError for other shapes or types, values that are not finite, and `top_k` below 1.
+    Raises ValueError for other shapes or types, values or products that are not finite, and `top_k`
+    below 1.
     """
     queries = np.asarray(query_vectors)
     is_list = isinstance(vectors, list | tuple) and vectors and np.ndim(vectors[0]) == 2
@@ -54,12 +56,11 @@ def search(
     if not isinstance(top_k, int | np.integer) or top_k < 1:
         raise ValueError(f"top_k must be a whole number, at least 1, got {top_k!r}")
     rows, count = np.atleast_2d(queries).astype(np.float32), min(top_k, sum(map(len, shards)))
-    scores, indices = (
-        np.empty((len(rows), count), np.float32),
-        np.empty((len(rows), count), np.int64),
-    )
-    if scores.size:
-        scores, indices = _search_blocks(rows, shards, count)
+    scores = np.empty((len(rows), count), np.float32)
+    indices = np.empty((len(rows), count), np.int64)
+    for start in range(0, len(rows) if count else 0, QUERIES_AT_ONCE):
+        part = slice(start, start + QUERIES_AT_ONCE)
+        scores[part], indices[part] = _search_blocks(rows[part], shards, count)
     return Found(scores[0], indices[0]) if queries.ndim == 1 else Found(scores, indices)
 
 
@@ -92,7 +93,7 @@ def _search_blocks(
         raise ValueError(
             "query_vectors or vectors have values that are not finite, or of which products are not"
         )
-    return scores, indices.astype(np.int64)
+    return scores, indices
 
 
 def _blocks(

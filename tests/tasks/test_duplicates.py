@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.features import ModelInput
+from bert_jax.model import heads
 from bert_jax.tasks import duplicates
 from bert_jax.tasks.duplicates import count_duplicates, find_near
 
@@ -50,14 +51,10 @@ def test_counts_of_each_split(monkeypatch):
         features = [ModelInput((tokens,), (len(tokens),)) for tokens in inputs]
         return SimpleNamespace(name=name, features=features)
 
-    pair = ModelInput((far, far), (60, 60))  # As of a query and its passage.
     task = SimpleNamespace(
+        head=heads.CLASSIFICATION,
         train=split("train", *train).features,
-        splits=[
-            split("dev", train[0], near, near, far, train[0]),
-            SimpleNamespace(name="other", features=[pair]),
-            split("test", far),
-        ],
+        splits=[split("dev", train[0], near, near, far, train[0]), split("test", far)],
     )
     expected = [
         {"split": "dev", "equal": 2, "near": 2, "inputs": 5},
@@ -66,3 +63,13 @@ def test_counts_of_each_split(monkeypatch):
     assert count_duplicates(task) == expected
     monkeypatch.setattr(duplicates, "MAX_TOKENS", 400)
     assert [each["near"] for each in count_duplicates(task)] == [None, 0]
+    task.head = heads.EMBEDDING
+    assert count_duplicates(task) == []
+
+
+def test_forms_with_too_many_pairs_are_not_compared(monkeypatch):
+    form = np.arange(60, dtype=np.int32)
+    filled = [np.append(form, np.int32([100 + n, 100 + n])) for n in range(20)]
+    assert find_near(filled[:10], filled[10:]).all()
+    monkeypatch.setattr(duplicates, "MAX_PAIRS", 50)
+    assert find_near(filled[:10], filled[10:]) is None

@@ -55,6 +55,19 @@ def test_invalid_arguments_are_clear_errors(queries, vectors, top_k, message):
         search(queries, vectors, top_k)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 12, 19])
+def test_a_value_that_is_not_finite_is_found_in_every_block(value, place, monkeypatch):
+    monkeypatch.setattr("bert_jax.tasks.search.MIN_BLOCK", 8)
+    monkeypatch.setattr("bert_jax.tasks.search.SCORES_AT_ONCE", 64 * 3)
+    rng = np.random.default_rng(0)
+    queries, vectors = rng.normal(size=(7, 3)), rng.normal(size=(20, 3))
+    search(queries, [vectors[:5], vectors[5:]], 1)
+    vectors[place, 1] = value
+    with pytest.raises(ValueError, match="not finite"):
+        search(queries, [vectors[:5], vectors[5:]], 1)
+
+
 def test_sparse_search_equals_that_of_the_same_dense_vectors(monkeypatch):
     monkeypatch.setattr("bert_jax.tasks.search.MIN_BLOCK", 7)
     rng = np.random.default_rng(0)
