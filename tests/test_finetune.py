@@ -666,6 +666,17 @@ def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path, monkeypatch):
     assert result["best_step"] == result["steps"] == 8 and "dev" not in result
 
 
+@pytest.mark.slow
+def test_a_run_whose_scores_cannot_be_compared_has_its_result(given, tmp_path, monkeypatch):
+    def fail(*_):
+        raise TypeError("a form of predictions that nobody knows")
+
+    monkeypatch.setattr("bert_jax.finetuning.trials.find_intervals", fail)
+    config = small_config(given, num_epochs=0.5)
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    assert "accuracy" in result["dev"] and "intervals" not in result
+
+
 def test_predictions_of_dev_by_the_best_parameters_are_not_repeated(finished, predicted):
     assert predicted == [30] * 4 + [2]  # Dev after steps 4, 8, 12 and 16, and then only test.
 
