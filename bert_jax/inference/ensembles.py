@@ -20,7 +20,7 @@ _MEANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "span": lambda each: each.mean(axis=0),
 }
 """The mean of outputs `[models, ...]`, by what a head predicts."""
-_TUNED = ("calibration_temperature", "null_threshold")
+_TUNED = ("calibration_temperature", "null_threshold", "logit_thresholds")
 """Settings of a head that are tuned on the outputs of one model."""
 
 
@@ -40,9 +40,9 @@ def average_outputs(predicts: str, outputs: Iterable[Outputs]) -> list[np.ndarra
 def make_ensemble(models: Sequence[PretrainedModel], columns: Iterable[str]) -> PretrainedModel:
     """Returns the first of the models, with the settings that hold for all of them.
 
-    A tuned threshold for "no answer" is the mean of theirs; a temperature of calibration, which
-    fits the probabilities of one model, is left out. `columns` are fields of `config.data` that say
-    how the models read examples.
+    A tuned threshold, for "no answer" or of a label, is the mean of theirs; a temperature of
+    calibration, which fits the probabilities of one model, is left out. `columns` are fields of
+    `config.data` that say how the models read examples.
 
     Raises ValueError unless the models read the same features and have heads with the same
     settings.
@@ -67,6 +67,9 @@ def make_ensemble(models: Sequence[PretrainedModel], columns: Iterable[str]) -> 
     head = {name: value for name, value in first.head.items() if name not in _TUNED}
     if "null_threshold" in first.head:
         head["null_threshold"] = float(np.mean([each.head["null_threshold"] for each in models]))
+    if all("logit_thresholds" in each.head for each in models):
+        values = np.mean([each.head["logit_thresholds"] for each in models], axis=0)
+        head["logit_thresholds"] = values.tolist()
     return dataclasses.replace(first, settings=first.settings | {"head": head})
 
 

@@ -793,8 +793,8 @@ class PretrainedModel:
 
         Returns:
           Of each text, the most probable label; for a multi-label head the list of all labels with
-          a probability above 0.5, best first; for a regression head the value. With `top_k`, the
-          list of the best labels, best first.
+          a probability above 0.5, or above their tuned thresholds, best first; for a regression
+          head the value. With `top_k`, the list of the best labels, best first.
         """
         if top_k is None:
             trained = self._need_head("classify", "class", "label_set", "value")

@@ -49,6 +49,7 @@ from bert_jax.tasks.task import (
     limit_examples,
     write_json_blocks,
 )
+from bert_jax.tasks.thresholds import best_thresholds, exceed_thresholds
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -94,6 +95,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     data = config.data
     files = tables.files_from_config(data)
     head, separator = get_head(config), data.label_separator
+    for field in ("positive_weights", "tune_thresholds"):
+        if data[field] and not separator:
+            fix = f"set data.label_separator, or leave data.{field} at its default"
+            raise ValueError(f"config.data.{field} is for several labels per text: {fix}")
     notes: dict[str, int] = {}
     records = {name: read_records(source, name, data, notes) for name, source in files.items()}
     train = records.get("train", ())
@@ -121,13 +126,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if separator:
         layout = dataclasses.replace(head.label_layout, shape=(len(labels),))
         head = dataclasses.replace(head, label_layout=layout)
-    if data.positive_weights:
-        if not separator:
-            fix = "set data.label_separator, or class_weights for one label per text"
-            raise ValueError(f"config.data.positive_weights weighs several labels per text: {fix}")
-        if training:
-            weights = find_positive_weights(data.positive_weights, labels, counts, len(targets))
-            head = with_positive_weights(head, weights)
+    if data.positive_weights and training:
+        weights = find_positive_weights(data.positive_weights, labels, counts, len(targets))
+        head = with_positive_weights(head, weights)
     # A temperature belongs to the weights that it was fitted for.
     is_fitted = any(split.tune for split in splits.values())
     trains = bool(training)
@@ -135,6 +136,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if trains and data.regression and not data.raw_targets:
         settings = target_scale([feature.label for feature in training.features])
     keeps_temperature = head is CLASSIFICATION and (is_fitted or not trains)
+    tuned = ("calibration_temperature",) if keeps_temperature else ()
+    if data.tune_thresholds:
+        if not is_fitted:
+            fix = "set data.dev=FILE with labels, or tune_thresholds=False"
+            raise ValueError(f"config.data.tune_thresholds needs examples to tune on: {fix}")
+        tuned = ("logit_thresholds",)
     return Task(
         head=head,
         labels=labels or ("value",),
@@ -143,7 +150,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         metric=f"dev/{metric}",
         notes=notes,
         head_settings=settings,
-        tuned=("calibration_temperature",) if keeps_temperature else (),
+        tuned=tuned,
         files=files,
     )
 
@@ -224,16 +231,32 @@ def read_split(
     notes[f"{name} examples truncated"] = truncated
     metrics, ranking_metrics = metrics_of(head, labels)
     weights = {"class_weights": config.class_weights, "positive_weights": data.positive_weights}
-    split = make_split(
-        name,
-        features,
-        examples,
-        labels,
-        metrics,
-        bool(separator),
-        ranking_metrics=ranking_metrics,
-        weighted_by=next((field for field, given in weights.items() if given), ""),
-    )
+
+    def with_thresholds(tuned: Mapping) -> Split:
+        split = make_split(
+            name,
+            features,
+            examples,
+            labels,
+            metrics,
+            bool(separator),
+            ranking_metrics=ranking_metrics,
+            weighted_by=next((field for field, given in weights.items() if given), ""),
+            logit_thresholds=thresholds_of(tuned),
+        )
+        if not data.tune_thresholds:
+            return split
+
+        def tune(outputs: Outputs) -> dict:
+            expected = np.stack([feature.label for feature in features])
+            return {"logit_thresholds": best_thresholds(np.stack(outputs), expected)}
+
+        fits = name == "dev" and split.score and data.train
+        return dataclasses.replace(
+            split, tune=tune if fits else None, with_settings=with_thresholds
+        )
+
+    split = with_thresholds({})
     if head is not CLASSIFICATION or not split.score:
         return split
     return with_calibration(split, fits=name == "dev" and bool(data.train))
@@ -299,10 +322,11 @@ def make_split(
     *,
     ranking_metrics: Mapping[str, Metric] | None = None,
     weighted_by: str = "",
+    logit_thresholds: Sequence[float] = (),
 ) -> Split:
     """Builds a classification split (regression if `labels` is empty), scored by `metrics`.
 
-    With `multi_label` the prediction is all labels whose probability is above 0.5. For two classes,
+    With `multi_label` the prediction is all labels that `exceed_thresholds`. For two classes,
     `ranking_metrics` rank the examples by the logit of the positive class, `positive_of_two`, minus
     the other. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
@@ -313,7 +337,7 @@ def make_split(
     is_labeled = features[0].label is not None
 
     def predict(outputs: Outputs) -> np.ndarray:
-        return predicted_labels(outputs, labels, multi_label)
+        return predicted_labels(outputs, labels, multi_label, logit_thresholds)
 
     def score(outputs: Outputs) -> dict[str, float]:
         predicted = predict(outputs)
@@ -357,10 +381,15 @@ def make_split(
     return Split(name, features, score if is_labeled else None, write)
 
 
-def predicted_labels(outputs: Outputs, labels: Sequence, multi_label: bool) -> np.ndarray:
-    """Returns the classes, of a multi-label head bool `[examples, labels]`, or the values."""
+def predicted_labels(
+    outputs: Outputs, labels: Sequence, multi_label: bool, logit_thresholds: Sequence[float] = ()
+) -> np.ndarray:
+    """Returns the classes, of a multi-label head bool `[examples, labels]`, or the values.
+
+    Labels are predicted as by `exceed_thresholds`.
+    """
     if multi_label:
-        return np.stack(outputs) > 0
+        return exceed_thresholds(np.stack(outputs), logit_thresholds)
     return np.argmax(outputs, axis=-1) if labels else np.array(outputs, np.float64)[:, 0]
 
 
@@ -419,8 +448,8 @@ head, or with `top_k`, labels, best first; of a regression head the value."""
 def classify_output(head: Mapping, output: np.ndarray, top_k: int | None) -> Classified:
     """Returns what a head with these settings predicts for one text, given its output.
 
-    With `top_k`, the best labels; by default those of a multi-label head with a probability above
-    0.5.
+    With `top_k`, the best labels; by default those of a multi-label head that exceed their
+    thresholds, or without thresholds a probability of 0.5.
     """
     predicts = find_head(head).predicts
     if predicts == "value":
@@ -429,7 +458,16 @@ def classify_output(head: Mapping, output: np.ndarray, top_k: int | None) -> Cla
     ranked = best_labels(head["labels"], output, is_multi, top_k)
     if top_k is not None:
         return ranked
-    return [best for best in ranked if best.probability > 0.5] if is_multi else ranked[0]
+    if not is_multi:
+        return ranked[0]
+    (predicted,) = predicted_labels([output], head["labels"], True, thresholds_of(head))
+    names = describe_label(predicted, head["labels"], True)
+    return [best for best in ranked if best.label in names]
+
+
+def thresholds_of(head: Mapping) -> Sequence[float]:
+    """Returns the thresholds that are stored with a head, as `exceed_thresholds` takes them."""
+    return head.get("logit_thresholds", ())
 
 
 def positive_margins(outputs: Outputs, labels: Sequence[str]) -> tuple[np.ndarray, int]:
@@ -466,6 +504,7 @@ class ClassScores:
         self._labels = () if predicts == "value" else head["labels"]
         self._is_multi = predicts == "label_set"
         self._metrics, self._ranking_metrics = metrics, ranking_metrics
+        self._thresholds = thresholds_of(head)
         self._temperatures = {"ece": 1.0} if scores_calibration else {}
         if scores_calibration and "calibration_temperature" in head:
             self._temperatures["calibrated_ece"] = head["calibration_temperature"]
@@ -477,7 +516,8 @@ class ClassScores:
         if not len(outputs):
             return
         logits = np.stack(outputs).astype(np.float64)
-        kept = {"predicted": predicted_labels(outputs, self._labels, self._is_multi)}
+        arguments = outputs, self._labels, self._is_multi, self._thresholds
+        kept = {"predicted": predicted_labels(*arguments)}
         kept["expected"] = np.array(expected)
         if self._ranking_metrics:
             kept["margins"], _ = positive_margins(outputs, self._labels)
@@ -586,7 +626,8 @@ class TextPredictor:
         expected = self._known_labels(examples)
         known = [index for index, label in enumerate(expected) if label is not None]
         self._scores.add([outputs[i] for i in known], [expected[i] for i in known])
-        predicted, lines = predicted_labels(outputs, self._labels, self._is_multi), []
+        thresholds, lines = thresholds_of(self._trained.settings), []
+        predicted = predicted_labels(outputs, self._labels, self._is_multi, thresholds)
         for record, label, *each in zip(examples, expected, outputs, predicted, strict=True):
             line = {"id": record.id} | record.columns
             if label is not None:

@@ -56,6 +56,11 @@ DATA = {
         "Multi-label: weights of the positive term of labels in the loss, by name: a=5,b=2 (others "
         "1), or for each label. balanced: negative / positive examples in train. Default: 1 each.",
     ),
+    "data.tune_thresholds": Field(
+        False,
+        "Multi-label: predicts a label above the probability that has the best F1 on dev for this "
+        "label, stored with the head. By default above 0.5.",
+    ),
     "data.metric": Field(
         "",
         "Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, "

@@ -387,6 +387,28 @@ def test_positive_weights_that_fit_no_labels_are_refused(read, given, place):
         read(positive_weights=("balanced",))
 
 
+def test_thresholds_are_tuned_on_dev_and_used_in_all_splits(read, tmp_path):
+    task = read(LABEL_SETS, LABEL_SETS, LABEL_SETS, label_separator="|", tune_thresholds=True)
+    dev, test = task.splits
+    assert task.tuned == ("logit_thresholds",) and test.tune is None
+    outputs = list(np.float32([[-1, 1, -3], [-2, -1, -3], [-2, 3, -3], [-3, 2, -2]]))
+    tuned = dev.tune(outputs)
+    assert tuned == {"logit_thresholds": [-1.5, 0.0, -2.5]}
+    assert dev.score(outputs)["micro_f1"] < 1
+    for split in task.with_settings(tuned).splits:
+        assert split.score(outputs)["micro_f1"] == pytest.approx(8 / 9)  # b is predicted for c.
+        split.write(outputs, tmp_path)
+        predicted = [line["prediction"] for line in read_lines(tmp_path / f"{split.name}.jsonl")]
+        assert predicted == [["a", "b"], [], ["b"], ["b", "c"]]
+
+
+@pytest.mark.parametrize("change", [{"label_separator": ""}, {"dev": None}])
+def test_thresholds_without_several_labels_or_dev_are_refused(read, change):
+    options = {"dev": LABEL_SETS, "label_separator": "|", "tune_thresholds": True} | change
+    with pytest.raises(ValueError, match=r"config\.data\.tune_thresholds"):
+        read(LABEL_SETS, **options)
+
+
 def test_a_note_names_labels_whose_weight_drowns_precision(read, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     outputs = list(np.float32([[1, 1, -1], [1, -1, -1], [1, 1, -1], [1, -1, 1]]))
