@@ -13,8 +13,8 @@ from bert_jax.model.heads import Outputs, find_head
 _SMALLEST = np.finfo(np.float32).tiny
 _MEANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "class": lambda each: np.log(np.maximum(softmax(each, axis=-1).mean(axis=0), _SMALLEST)),
-    "choice": lambda each: np.log(np.maximum(softmax(each, axis=-1).mean(axis=0), _SMALLEST)),
     "label_set": lambda each: logit(np.clip(expit(each).mean(axis=0), _SMALLEST, 1 - 2**-53)),
+    "choice": lambda each: each.mean(axis=0),  # The score of one choice, of a feature of its own.
     "value": lambda each: each.mean(axis=0),
     "tag": lambda each: each.mean(axis=0),
     "span": lambda each: each.mean(axis=0),
@@ -27,11 +27,11 @@ _TUNED = ("calibration_temperature", "null_threshold", "logit_thresholds")
 def average_outputs(predicts: str, outputs: Iterable[Outputs]) -> list[np.ndarray]:
     """Returns the head's output for each feature, from those of each model.
 
-    Probabilities are averaged of classes, of choices, and of each label of a set; the result is
-    their logarithm or log-odds, which the softmax or the sigmoid turns into them. Values are
-    averaged, and of tags and of answers the logits, for each word and for each start and end: BERT
-    (Devlin et al., 2019, table 2) averages the n-best lists of answers instead. `predicts` is that
-    of a `Head`, one of `_MEANS`.
+    Probabilities are averaged of classes, and of each label of a set; the result is their logarithm
+    or log-odds, which the softmax or the sigmoid turns into them. Values are averaged, and the
+    logits of choices, of tags for each word, and of answers for each start and end: BERT (Devlin et
+    al., 2019, table 2) averages the n-best lists of answers instead. `predicts` is that of a
+    `Head`, one of `_MEANS`.
     """
     stacked = (np.stack(each).astype(np.float64) for each in zip(*outputs, strict=True))
     return [_MEANS[predicts](each).astype(np.float32) for each in stacked]

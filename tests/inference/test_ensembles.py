@@ -29,12 +29,11 @@ def write_pair(directory, **head):
 def test_means_are_those_of_probabilities_values_and_logits():
     rng = np.random.default_rng(0)
     outputs = rng.normal(0, 3, (3, 5, 4)).astype(np.float32)  # Models, examples, classes.
-    for predicts in ("class", "choice"):
-        found = softmax(average_outputs(predicts, outputs), axis=-1)
-        np.testing.assert_allclose(found, softmax(outputs, axis=-1).mean(axis=0), rtol=1e-5)
+    found = softmax(average_outputs("class", outputs), axis=-1)
+    np.testing.assert_allclose(found, softmax(outputs, axis=-1).mean(axis=0), rtol=1e-5)
     found = expit(average_outputs("label_set", outputs))
     np.testing.assert_allclose(found, expit(outputs).mean(axis=0), rtol=1e-5)
-    for predicts in ("value", "tag", "span"):
+    for predicts in ("choice", "value", "tag", "span"):
         found = average_outputs(predicts, outputs)
         np.testing.assert_allclose(found, outputs.mean(axis=0), rtol=1e-5, atol=1e-6)
     extreme = np.float32([[[1e4, -1e4]], [[1e4, -1e4]]])
@@ -56,6 +55,25 @@ def test_classes_have_the_mean_of_the_probabilities_of_both_models(tmp_path):
             assert probability == pytest.approx(expected, abs=1e-5)
         assert line["prediction"] == max(line["probabilities"], key=line["probabilities"].get)
     assert scores["found.jsonl"]["examples"] == 3
+
+
+def test_a_ranking_is_that_of_the_mean_scores_of_both_models(tmp_path):
+    models = write_pair(tmp_path, task="multiple_choice", labels=["score"], max_seq_length=32)
+    settings = {"task": "retrieval", "data": {"role": "cross_encoder"}}
+    for model in models:
+        loaded = bert_jax.load(model)
+        loaded.settings |= settings
+        loaded.save(model, overwrite=True)
+    query, passages = "the king", ["a river", "the old city", "a war of the people", "the north"]
+    line = {"query": query, "positive": passages[0], "negatives": passages[1:]}
+    path = write_lines(tmp_path / "new.jsonl", [line])
+    program.predict(models, path, tmp_path / "found.jsonl")
+    scores = np.mean(
+        [each.score for model in models for each in bert_jax.load(model).rank(query, passages)]
+    )
+    (found,) = read_lines(tmp_path / "found.jsonl")
+    assert np.mean([found["positive_score"], *found["scores"]]) == pytest.approx(scores, abs=1e-4)
+    assert len({found["positive_score"], *found["scores"]}) == len(passages)
 
 
 def test_an_ensemble_of_a_model_with_itself_predicts_what_the_model_does(tmp_path):
