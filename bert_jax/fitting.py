@@ -31,7 +31,8 @@ def fit(
 
     Args:
       weights: the directory or checkpoint to start from.
-      train: a path or "tfds:NAME", or examples in memory, as `bert_jax.tasks.records` lists them.
+      train: a path, "tfds:NAME" or "hub:NAME:CONFIGURATION", or examples in memory, as
+        `bert_jax.tasks.records` lists them.
       dev: the same, to select the best checkpoint; None: the last one is kept.
       test: the same, to predict and, with labels, to score; None: none.
       workdir: the directory of the run; a finished run there returns its result at once.

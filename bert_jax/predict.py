@@ -52,7 +52,7 @@ from bert_jax.runtime.main import (
 )
 from bert_jax.runtime.named_modules import import_modules, import_part
 from bert_jax.tasks import pseudo_likelihood
-from bert_jax.tasks.tables import content_hash
+from bert_jax.tasks.tables import content_hash, is_named
 from bert_jax.tasks.task import Predictor, TrainedHead
 from bert_jax.tasks.vectors import VectorPredictor, check_model
 
@@ -161,7 +161,7 @@ def predict(
     Raises ValueError, OSError or CheckpointError, which name arguments and options.
     """
     source, target = pathlib.Path(input), pathlib.Path(output)
-    if not source.exists() and not str(source).startswith("tfds:"):
+    if not source.exists() and not is_named(source):
         raise FileNotFoundError(f"input={source} does not exist: expected a file or a folder")
     if "://" in str(output):
         raise ValueError(f"output={output}: expected a local path; copy the predictions later")

@@ -361,7 +361,9 @@ def prepare(
     Raises ValueError.
     """
     with naming(trial):
-        if not trial.config.num_epochs or not trial.config.data.get("train", True):
+        fields = trial.config.data
+        has_data = fields.get("train", True) or fields.get("hub")
+        if not trial.config.num_epochs or not has_data:
             fix = "set config.data.train=FILE, and num_epochs above 0"
             raise ValueError(f"a sweep needs training data: {fix}")
         source = trial.config.init_from

@@ -50,7 +50,7 @@ def check_paths(config: ConfigDict) -> None:
         paths.append(("config.init_optimizer_from", config.init_optimizer_from))
     paths.append((f"{prefix}.init_from", run.init_from))
     for name, path in paths:
-        if not path or path.startswith("tfds:"):
+        if not path or path.startswith(("tfds:", "hub:")):
             continue
         if not path.startswith("/gcs/"):
             expected = "expected a directory below /gcs, where --bucket is mounted"

@@ -84,6 +84,7 @@ class FinetuneSetup:
     def settings(self, trial: ConfigDict) -> dict:
         """Returns the settings of a trial, which checkpoints store and a resumed run must equal."""
         return trial.to_dict() | {
+            "data": self.data.fields,
             "architecture": config_to_settings(model_config_of_trial(trial, self.model.config)),
             "head": self.data.head_settings,
             "modules": modules_of(self.steps.model_shapes),
@@ -345,7 +346,8 @@ def check_lora(config: ConfigDict) -> None:
 
 def check_trains(config: ConfigDict) -> None:
     """Raises ValueError for a configuration without training data or epochs."""
-    if not (config.data.get("train", True) or config.data.get("directory")):
+    data = config.data
+    if not (data.get("train", True) or data.get("directory") or data.get("hub")):
         raise ValueError(f"no training data: set config.data.train=FILE; {TO_PREDICT}")
     if not config.num_epochs:
         raise ValueError(f"config.num_epochs=0: expected more than 0; {TO_PREDICT}")

@@ -16,6 +16,7 @@ from bert_jax.model.heads import TARGET_SCALE, Head, find_head, with_lstm, with_
 from bert_jax.runtime.named_modules import import_part
 from bert_jax.tasks.baselines import score_baselines
 from bert_jax.tasks.duplicates import count_duplicates
+from bert_jax.tasks.hub_fields import with_hub_fields
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -37,6 +38,7 @@ class TaskData:
       pretrained: the parameters to start from; the others are randomly initialized.
       shape: the rows of examples.
       train_shape: the rows to train on, which also hold the outputs of any teacher.
+      fields: `config.data` as it was read, with the splits and columns of a data set of the Hub.
       contents: hashes of the files, weights and vocabulary that are read, by name, which
         checkpoints store.
     """
@@ -46,6 +48,7 @@ class TaskData:
     pretrained: dict
     shape: RowShape
     train_shape: RowShape
+    fields: dict
     contents: dict
 
     @functools.cached_property
@@ -67,6 +70,7 @@ def read_task_data(
     `source` has these weights; `labels_of_run` are the labels of a run to resume. Raises ValueError
     or FileNotFoundError if the configuration or the files are invalid.
     """
+    config = with_hub_fields(config)
     saved_head, tokenizer = source.settings.get("head"), source.tokenizer
     task = read_task(config, saved_head, tokenizer, labels_of_run)
     if not task.train:
@@ -117,6 +121,7 @@ def read_task_data(
         pretrained=pretrained,
         shape=shape,
         train_shape=shape,
+        fields=config.data.to_dict(),
         contents=contents,
     )
 

@@ -124,7 +124,7 @@ def run_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     """Returns what was run: the names and values of the main settings."""
     base, fields = config.base, summaries[0].configuration.values
     rows = [["setting", "value"], ["task", base.task], ["init_from", base.init_from]]
-    for name in ("name", "directory", "train", "dev", "test", "passages"):
+    for name in ("name", "directory", "hub", "train", "dev", "test", "passages"):
         if base.data.get(name) and f"data.{name}" not in fields:
             rows.append([f"data.{name}", base.data[name]])
     for name, values in flatten(config.get("grid", ConfigDict())).items():

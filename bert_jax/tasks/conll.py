@@ -25,7 +25,7 @@ from typing import NamedTuple
 from absl import logging
 
 from bert_jax.tasks import character_spans
-from bert_jax.tasks.tables import find_unused_keys, iterate_lines, iterate_objects
+from bert_jax.tasks.tables import find_unused_keys, is_named, iterate_lines, iterate_rows
 from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
 from bert_jax.tasks.words import SplitText
 
@@ -61,7 +61,7 @@ def read_sentences(
     unused: dict[str, int] | None = None,
     counts: dict[str, int] | None = None,
 ) -> list[Sentence]:
-    """Reads a `.jsonl` file or CoNLL columns, numbered from 0, or with -1 from the end.
+    """Reads a `.jsonl` file, "hub:...", or CoNLL columns, numbered from 0, or with -1 from the end.
 
     A file with fewer than `min_columns` columns has no tags: only words or, if the training file
     has more columns, words and parts of speech. Logs how many comments are skipped; a tag in
@@ -87,9 +87,9 @@ def iterate_sentences(
     counts: dict[str, int] | None = None,
 ) -> Iterator[Sentence]:
     """Yields the sentences of `read_sentences` one by one; reads a file of columns three times."""
-    if pathlib.Path(path).suffix == ".jsonl":
+    if is_named(path) or pathlib.Path(path).suffix == ".jsonl":
         unused, counts = ({} if each is None else each for each in (unused, counts))
-        yield from _iterate_json_lines(path, tags_key, names, unused, counts)
+        yield from _iterate_objects(path, tags_key, names, unused, counts)
         return
 
     def read_rows() -> Iterator[tuple[str, list[str]]]:
@@ -236,7 +236,7 @@ def _shown(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _iterate_json_lines(
+def _iterate_objects(
     path: str | pathlib.Path,
     tags_key: str,
     names: Sequence[str],
@@ -247,7 +247,7 @@ def _iterate_json_lines(
     # Key that is not read -> its number of lines, and the location of the first.
     unread: dict[str, tuple[int, str]] = {}
     may_be_tags: dict[str, bool] = {}
-    for values, location in iterate_objects(path):
+    for values, location in iterate_rows(path):
         text, read = None, {"tokens", "document"}
         if character_spans.is_annotated_text(values):
             found = character_spans.read_annotated_text(values, location, tags_key, counts)

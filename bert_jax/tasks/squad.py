@@ -1,6 +1,6 @@
 """SQuAD 1.1 and 2.0: the span of a context that answers a question, if there is one.
 
-Questions are read from the official JSON, your own JSONL, or TFDS.
+Questions are read from the official JSON, your own JSONL, TFDS, or the Hugging Face Hub.
 """
 
 import collections
@@ -190,16 +190,16 @@ def read_questions(
     empty_texts: bool = False,
     unused: dict[str, int] | None = None,
 ) -> list[Question]:
-    """Reads questions from a `.jsonl` file (one per line), "tfds:NAME#SPLIT" or official JSON.
+    """Reads questions from `.jsonl` (one per line), "tfds:...", "hub:..." or official JSON.
 
     Ids may be whole numbers and are read as text. Without `null_answers`, as in version 1.1, each
     question needs an answer, and without `empty_texts`, a text and a context. `unused` receives,
-    for each key of a `.jsonl` file that is not read, the number of lines that have it. Raises
+    for each key of `.jsonl` or "hub:..." that is not read, the number of lines that have it. Raises
     FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
-    has_objects = source.startswith("tfds:") or source.endswith(".jsonl")
+    has_objects = tables.is_named(source) or source.endswith(".jsonl")
     objects = tables.read_objects(source, data_dir) if has_objects else _read_json(source)
-    if source.endswith(".jsonl"):
+    if has_objects and not source.startswith("tfds:"):
         for key, (count, _) in find_unused(objects).items():
             if unused is not None:
                 unused[key] = count
@@ -226,7 +226,9 @@ def find_unused(objects: Iterable[tuple[dict, str]]) -> dict[str, tuple[int, str
 
 
 def _read_json(path: str) -> Iterator[tuple[dict, str]]:
-    text = tables.read_text(pathlib.Path(path), "SQuAD's JSON, a .jsonl file, or tfds:NAME")
+    text = tables.read_text(
+        pathlib.Path(path), "SQuAD's JSON, a .jsonl file, tfds:NAME or hub:NAME"
+    )
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -289,15 +291,15 @@ class AnswerPredictor:
 
     def read(self, path: str | pathlib.Path) -> Iterator[Question]:
         source = str(path)
-        if source.startswith("tfds:"):
+        if tables.is_named(source):
             objects = tables.read_objects(source, self._trained.data.get("data_dir", ""))
         else:
             is_json_lines = source.endswith(".jsonl")
             objects = tables.iterate_objects(path) if is_json_lines else _read_json(source)
-        is_empty = True
+        is_empty, names_unused = True, source.endswith(".jsonl") or source.startswith("hub:")
         for number, (values, location) in enumerate(objects):
             is_empty = False
-            for key in find_unused([(values, location)]) if source.endswith(".jsonl") else ():
+            for key in find_unused([(values, location)]) if names_unused else ():
                 self.notes[f"lines with {key!r}, which is not used"] += 1
             yield _question(values, location, number, empty_texts=True)
         if is_empty:

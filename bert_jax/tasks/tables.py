@@ -1,4 +1,7 @@
-"""Tables of examples: CSV, TSV, JSONL and Parquet files, and TFDS, as records of text columns."""
+"""Tables of examples, as records of text columns.
+
+They are CSV, TSV, JSONL and Parquet files, TFDS, and data sets of the Hugging Face Hub.
+"""
 
 import ast
 import csv
@@ -13,6 +16,7 @@ from typing import NamedTuple
 from absl import logging
 from ml_collections import ConfigDict
 
+from bert_jax.data import hub
 from bert_jax.data.tfds import tfds_source
 from bert_jax.tasks.records import iterate_records
 
@@ -62,10 +66,17 @@ def files_from_config(data: ConfigDict) -> dict[str, str]:
     return {name: with_split(source, name) for name, source in files.items()}
 
 
+def is_named(source: object) -> bool:
+    """Returns whether a source is "tfds:NAME" or "hub:NAME", and not the path of a file."""
+    return str(source).startswith(("tfds:", hub.PREFIX))
+
+
 def with_split(source: str, name: str) -> str:
-    """Returns "tfds:NAME#SPLIT" for "tfds:NAME", and any other source unchanged."""
-    is_complete = "#" in source or not source.startswith("tfds:")
-    return source if is_complete else f"{source}#{name.replace('dev', 'validation')}"
+    """Returns "tfds:NAME#SPLIT" for "tfds:NAME", the same of "hub:", and any other unchanged."""
+    is_complete = "#" in source or not is_named(source)
+    if is_complete or (source.startswith(hub.PREFIX) and not hub.has_splits(source)):
+        return source
+    return f"{source}#{name.replace('dev', 'validation')}"
 
 
 def read_table(
@@ -76,13 +87,14 @@ def read_table(
     label: str = "",
     label_separator: str = "",
 ) -> list[Record]:
-    """Reads a `.csv`, `.tsv` (or `.tab`), `.jsonl` or `.parquet` file, or TFDS, with all `columns`.
+    """Reads a `.csv`, `.tsv` (or `.tab`), `.jsonl` or `.parquet` file, TFDS or a set of the Hub.
 
-    The first of `header_lines` names the columns; the others are skipped. Fields may be quoted.
-    With a `label_separator`, records get `labels` from the column `label`: a list in JSON and TFDS,
-    or a text that is split. null means unknown labels; an empty text means no label if any example
-    has labels, and otherwise unknown labels. Raises FileNotFoundError if the file is missing, and
-    ValueError if it is malformed, as a TSV whose quotation marks can be read in two ways is.
+    It has all `columns`. The first of `header_lines` names the columns; the others are skipped.
+    Fields may be quoted. With a `label_separator`, records get `labels` from the column `label`: a
+    list in JSON, TFDS and the Hub, or a text that is split. null means unknown labels; an empty
+    text means no label if any example has labels, and otherwise unknown labels. Raises
+    FileNotFoundError if the file is missing, and ValueError if it is malformed, as a TSV whose
+    quotation marks can be read in two ways is.
     """
     without_labels: set[str] = set()  # Locations of null.
     options = header_lines, data_dir, label, label_separator, without_labels
@@ -106,9 +118,9 @@ def iterate_table(
     `without_labels` receives the locations where the label is null.
     """
     is_path = isinstance(source, str | pathlib.Path)
-    suffix = pathlib.Path(source).suffix if is_path else ""
+    suffix = pathlib.Path(source).suffix if is_path and not is_named(source) else ""
     hint = ": set the correct name in text, text_pair, label or id" if label else ""
-    if not is_path or str(source).startswith("tfds:") or suffix in (".jsonl", ".parquet"):
+    if not is_path or is_named(source) or suffix in (".jsonl", ".parquet"):
         if suffix == ".jsonl":
             objects = (
                 (_values_as_written(line, location), location)
@@ -238,8 +250,8 @@ def iterate_rows(source: str | pathlib.Path, data_dir: str = "") -> Iterator[tup
     none of `SUFFIXES` is read as JSONL.
     """
     suffix = pathlib.Path(source).suffix
-    if str(source).startswith("tfds:"):
-        yield from _read_tfds(source, data_dir)
+    if is_named(source):
+        yield from read_objects(source, data_dir)
     elif suffix == ".parquet":
         yield from _iterate_parquet(pathlib.Path(source))
     elif suffix in (".csv", ".tsv", ".tab"):
@@ -274,9 +286,14 @@ def _iterate_parquet(path: pathlib.Path) -> Iterator[tuple[dict, str]]:
 
 
 def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[dict, str]]:
-    """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns (object, location)."""
+    """Reads a JSON object per line, "tfds:NAME#SPLIT" or "hub:NAME#SPLIT".
+
+    Returns (object, location) of each.
+    """
     if str(source).startswith("tfds:"):
         return _read_tfds(source, data_dir)
+    if is_named(source):
+        return _read_hub(str(source))
     return [*iterate_objects(source)]
 
 
@@ -330,15 +347,15 @@ def _values_as_written(line: str, location: str) -> dict[str, str]:
     return values
 
 
-def check_objects(examples: object) -> list[tuple[dict, str]]:
-    """Returns the dict of each example in memory and its place, "example N" from 0.
+def check_objects(examples: object, source: str = "") -> list[tuple[dict, str]]:
+    """Returns the dict of each example in memory and its place, "example N" from 0 of `source`.
 
     `examples` are as in `iterate_records`. Raises TypeError for anything else, and ValueError for
     values that JSON cannot hold.
     """
     objects = []
     for number, values in enumerate(iterate_records(examples)):
-        location = f"example {number}"
+        location = f"{source}, example {number}" if source else f"example {number}"
         objects.append((_check_object(values, location), location))
     return objects
 
@@ -589,6 +606,17 @@ def _read_tfds(source: str, data_dir: str) -> list[tuple[dict, str]]:
     return objects
 
 
+def _read_hub(source: str) -> list[tuple[dict, str]]:
+    objects = check_objects(hub.open_hub(source), source)
+    if not objects:
+        raise ValueError(f"{source} holds no examples")
+    # So GLUE and others hide the labels of test, also those that are numbers and not classes.
+    if all(values.get("label") == -1 for values, _ in objects):
+        for values, _ in objects:
+            values["label"] = None
+    return objects
+
+
 def _json_value(value: object) -> object:
     return value.decode() if isinstance(value, bytes) else value.tolist()
 
@@ -599,12 +627,15 @@ def write_json_lines(path: pathlib.Path, objects: Iterable[dict]) -> None:
 
 
 def content_hash(source: str, data_dir: str) -> str:
-    """Returns a hash of the bytes of a file, or of all examples of "tfds:NAME"."""
-    paths = [pathlib.Path(source)]
-    if source.startswith("tfds:"):
+    """Returns a hash of the bytes of a file, or of all examples of "tfds:NAME" or "hub:NAME"."""
+    digest, paths = hashlib.sha256(), [pathlib.Path(source)]
+    if source.startswith(hub.PREFIX):
+        for values, _ in read_objects(source):
+            digest.update(json.dumps(values).encode())
+        paths = []
+    elif source.startswith("tfds:"):
         info = tfds_source(source.partition("#")[0], "all", data_dir).dataset_info
         paths = sorted(pathlib.Path(info.data_dir).glob("*.array_record*"))
-    digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as stream:
             hashlib.file_digest(stream, lambda: digest)

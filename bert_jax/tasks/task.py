@@ -56,7 +56,8 @@ class Task:
     # Names of head settings that are chosen on the dev split; a run starts from the values of the
     # head in its weights.
     tuned: tuple[str, ...] = ()
-    # Paths or "tfds:NAME" of what was read, by name. A run resumes only with the same contents.
+    # Paths, "tfds:NAME" or "hub:NAME" of what was read, by name. A run resumes only with the same
+    # contents.
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

@@ -28,6 +28,14 @@ PATHS = {
     ),
 }
 
+# Of `data`, in tasks that read examples by name.
+HUB = Field(
+    "",
+    "In place of train, dev and test: NAME or NAME:CONFIGURATION of the Hugging Face Hub, or a "
+    "folder of datasets.save_to_disk, whose splits train, validation or dev, and test are read. "
+    "One split elsewhere: train=hub:NAME:CONFIGURATION#SPLIT.",
+)
+
 # The examples and the model. A run is resumed only with the same values.
 TASK = {
     "data": Field({}, "The files, and how to read them; every task has its own fields."),

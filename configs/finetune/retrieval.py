@@ -68,6 +68,7 @@ DATA_PATHS = {
     "data.train": Field("", "Queries to train on."),
     "data.dev": Field("", "Its MRR@10, or data.metric, selects the best checkpoint."),
     "data.test": Field("", "Only ranked by the best checkpoint, and scored if it has positives."),
+    "data.hub": fields.HUB,
     "data.passages": Field(
         "",
         'Passages to search in addition to those in dev and test, {"text": "..."} per line; at '

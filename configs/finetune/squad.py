@@ -34,6 +34,7 @@ DATA_PATHS = {
     "data.train": Field("", "Questions to train on."),
     "data.dev": Field("", "Its F1 selects the best checkpoint."),
     "data.test": Field("", "Only answered by the best checkpoint, and scored if it has answers."),
+    "data.hub": fields.HUB,
     "data.data_dir": Field("", "Directory of prepared TFDS sets; default: TFDS's own."),
 }
 DATA = {

@@ -28,6 +28,7 @@ DATA_PATHS = {
     "data.train": Field("", "Sentences to train on."),
     "data.dev": Field("", "Its F1 selects the best checkpoint."),
     "data.test": Field("", "Only predicted by the best checkpoint, and scored if it has tags."),
+    "data.hub": fields.HUB,
 }
 DATA = {
     "data.word_column": Field(0, "Of files with columns; the first is 0, the last -1."),

@@ -1,4 +1,4 @@
-"""Classification or regression of your own texts or pairs of texts: CSV, TSV, JSONL or TFDS.
+"""Classification or regression of texts or pairs: CSV, TSV, JSONL, TFDS or a data set of the Hub.
 
 Source: fine-tuning as in Devlin et al. (2018), section 4.1 and appendix A.3: batch 16 or 32,
 learning rate 5e-5, 3e-5 or 2e-5, 2 to 4 epochs; Adam with bias correction, without which training
@@ -13,21 +13,23 @@ Expected time and result: depend on your data; reuters_r8.py is an example.
 
 A file has a header with the names of its columns, by default `text` and `label`; in TSV a field is
 quoted if it begins and ends with a quotation mark and doubles those inside. `tfds:NAME`,
-prepared as ArrayRecord, is its train, validation or test split; `tfds:NAME#train[90%:]` another. If
-the labels of `dev` or `test` are empty, or `test` has no such column, it is predicted, not scored.
+prepared as ArrayRecord, is its train, validation or test split; `tfds:NAME#train[90%:]` another.
+`--config.data.hub=nyu-mll/glue:mrpc` reads a data set of the Hugging Face Hub. If the labels of
+`dev` or `test` are empty, or `test` has no such column, it is predicted, not scored.
 Labels that are numbers are compared as numbers: 1, 1.0 and 01 are one class. An empty text is an
 error in `train` and in a labeled `dev`; elsewhere it is predicted.
 """
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.finetune.fields import apply_runlocal, make_task_config
+from bert_jax.configs.finetune.fields import HUB, apply_runlocal, make_task_config
 from bert_jax.runtime.config_fields import Field
 
 DATA_PATHS = {
     "data.train": Field("", "Examples to train on."),
     "data.dev": Field("", "Its score selects the best checkpoint."),
     "data.test": Field("", "Only predicted by the best checkpoint, and scored if it has labels."),
+    "data.hub": HUB,
     "data.data_dir": Field("", "Directory of prepared TFDS sets; default: TFDS's own."),
 }
 DATA = {
