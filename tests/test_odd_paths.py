@@ -159,7 +159,9 @@ def test_a_corpus_in_a_directory_that_is_not_unicode_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run[1]", "a\\b", MANY])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("run[1]", "a\\b")), MANY]
+)
 def test_runs_train_resume_and_export_in_any_directory(name, corpus, tmp_path):
     directory = tmp_path / name
     config = small_config(corpus, num_steps=3, checkpoint_every=1)
@@ -190,7 +192,9 @@ def tuning_config(directory: pathlib.Path, init_from: pathlib.Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run[1]", "a\\b", MANY])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("run[1]", "a\\b")), MANY]
+)
 def test_seeds_and_sweeps_run_in_any_directory(name, model, tmp_path):
     directory = tmp_path / name
     model.save(directory / "encoder")

@@ -7,7 +7,7 @@ from tests.suites import heads
 
 # The exhaustive tier has all heads on all architectures.
 ALWAYS = ("tagging", "span", "embedding")
-IN_SLOW_TIER = (("classification", "modernbert"), ("classification", "deberta"))
+IN_SLOW_TIER = (("classification", "modernbert"),)
 
 
 SLOW = [each for each in heads.HEAD if each.marks]

@@ -410,7 +410,7 @@ OBJECTIVE = [
         (loss_equals_float64, ()),
         (empty_rows_do_not_count, ()),
         (eight_devices_and_microbatches_agree_with_one, pytest.mark.slow),
-        (resumed_step_equals_uninterrupted, pytest.mark.slow),
+        (resumed_step_equals_uninterrupted, pytest.mark.exhaustive),
         (saved_parameters_load_again, ()),
         (every_parameter_has_a_sharding_rule, ()),
         (flops_are_positive_and_monotone, ()),
