@@ -134,20 +134,20 @@ def test_every_configuration_of_grid_and_trials_is_a_trial_for_each_seed(given, 
 
 def test_trials_that_differ_in_per_trial_fields_only_are_one_program(given, tmp_path):
     values = {"learning_rate": 1.0, "weight_decay": 0.5, "warmup_fraction": 0.5, "num_epochs": 9.0}
-    values["model.dropout_rate"] = 0.5
+    values |= {"warmup_steps": 2, "patience": 3, "model.dropout_rate": 0.5}
     assert {"seed", *values, "model.attention_dropout_rate"} == set(PER_TRIAL)
     trials = tuple({name: value} for name, value in values.items())
     config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=2)
     points = make_grid(config, tmp_path)
     groups = list(programs.group_trials(points).values())
-    assert [len(group) for group in groups] == [12, 2]
+    assert [len(group) for group in groups] == [16, 2]
     first, *rest = sweep.split(groups[0], 5, 3).items()
-    assert first == ("3.1", groups[0][:5]) and [len(part) for _, part in rest] == [5, 2]
+    assert first == ("3.1", groups[0][:5]) and [len(part) for _, part in rest] == [5, 5, 1]
     assert list(sweep.split(groups[0], 0, 1)) == ["1.1"]
     # More seeds are added at the end.
     config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=3)
     more, _ = programs.group_trials(make_grid(config, tmp_path)).values()
-    assert [t.workdir.name for t in more[:12]] == [t.workdir.name for t in groups[0]]
+    assert [t.workdir.name for t in more[:16]] == [t.workdir.name for t in groups[0]]
 
 
 def test_paper_grid_over_any_finetuning_configuration(tmp_path):
