@@ -11,6 +11,7 @@ import itertools
 import json
 import pathlib
 import sys
+from typing import NamedTuple
 
 import numpy as np
 from absl import app, flags
@@ -73,13 +74,40 @@ def check_same_examples(
             )
 
 
+class Comparison(NamedTuple):
+    """How two runs differ.
+
+    Attributes:
+      split: of the examples.
+      metric: the score.
+      num_examples: of the split.
+      scores: of both runs.
+      low: bound of the interval of the second score less the first.
+      high: the other bound.
+      only_first: how many examples only the first run predicts correctly; None where an example is
+        not just right or wrong, as the next two.
+      only_second: how many only the second predicts correctly.
+      p_value: of McNemar's exact test.
+    """
+
+    split: str
+    metric: str
+    num_examples: int
+    scores: tuple[float, float]
+    low: float
+    high: float
+    only_first: int | None = None
+    only_second: int | None = None
+    p_value: float | None = None
+
+
 def compare(
     runs: tuple[pathlib.Path, pathlib.Path],
     split: str | None = None,
     metric: str | None = None,
     num_samples: int = NUM_SAMPLES,
-) -> list[str]:
-    """Returns the lines that the tool prints. Raises ValueError or OSError."""
+) -> Comparison:
+    """Compares two runs that predicted the same examples. Raises ValueError or OSError."""
     split, metric, first = read_run(runs[0], split, metric)
     _, _, second = read_run(runs[1], split, metric)
     check_same_examples(runs, first, second)
@@ -89,19 +117,29 @@ def compare(
         len(rows),
         num_samples=num_samples,
     )
-    scores = [each.score(rows) for each in (first, second)]
+    scores = first.score(rows), second.score(rows)
+    tested = ()
+    if first.is_correct is not None and second.is_correct is not None:
+        tested = mcnemar_exact(first.is_correct, second.is_correct)
+    return Comparison(split, metric, len(rows), scores, float(low), float(high), *tested)
+
+
+def describe(runs: tuple[pathlib.Path, pathlib.Path], found: Comparison) -> list[str]:
+    """Returns the lines that the tool prints, of `NUM_SAMPLES` samples."""
     lines = [
-        f"{run}: {split}/{metric} {score:.4f}" for run, score in zip(runs, scores, strict=True)
+        f"{run}: {found.split}/{found.metric} {score:.4f}"
+        for run, score in zip(runs, found.scores, strict=True)
     ]
     lines.append(
-        f"difference: {scores[1] - scores[0]:+.4f}, 95 % interval {low:+.4f} to {high:+.4f} "
-        f"(paired bootstrap over {len(rows):,} examples, {num_samples:,} samples)"
+        f"difference: {found.scores[1] - found.scores[0]:+.4f}, 95 % interval {found.low:+.4f} to "
+        f"{found.high:+.4f} (paired bootstrap over {found.num_examples:,} examples, "
+        f"{NUM_SAMPLES:,} samples)"
     )
-    if first.is_correct is not None and second.is_correct is not None:
-        only_first, only_second, p_value = mcnemar_exact(first.is_correct, second.is_correct)
+    if found.p_value is not None:
         lines.append(
-            f"McNemar's exact test of the accuracy: only {runs[0]} is right in {only_first:,} "
-            f"examples, only {runs[1]} in {only_second:,}: p = {p_value:.4g}"
+            f"McNemar's exact test of the accuracy: only {runs[0]} is right in "
+            f"{found.only_first:,} examples, only {runs[1]} in {found.only_second:,}: "
+            f"p = {found.p_value:.4g}"
         )
     return lines
 
@@ -111,10 +149,10 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("expected the workdirs of two runs: tools/compare.py RUN RUN")
     first, second = map(pathlib.Path, argv[1:])
     try:
-        lines = compare((first, second), flags.FLAGS.split, flags.FLAGS.metric)
+        found = compare((first, second), flags.FLAGS.split, flags.FLAGS.metric)
     except (OSError, ValueError) as error:
         sys.exit(f"compare: {describe_error(error)}")
-    print("\n".join(lines))
+    print("\n".join(describe((first, second), found)))
 
 
 if __name__ == "__main__":

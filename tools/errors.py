@@ -12,6 +12,7 @@ of their own: a logistic regression of TF-IDF, by scikit-learn (the extra "basel
 """
 
 import csv
+import itertools
 import json
 import pathlib
 import sys
@@ -32,9 +33,6 @@ MAX_VALUES = 20
 """Distinct values of a column up to which the score is shown for each of them."""
 SHARE_LISTED = 0.1
 """Of the training examples, how many are listed by how probably their labels are wrong."""
-
-flags.DEFINE_string("split", "dev", "Of the predictions.")
-flags.DEFINE_integer("shown", 10, "Number of mistakes, and of labels, that are printed.", 0)
 
 
 def measure(line: Mapping) -> tuple[str, float, float]:
@@ -74,13 +72,13 @@ def find_slices(
 
     Slices are by class (of values by quarter), by the number of words in the columns `texts`
     (quarters), and by the values of other columns that are not `ignored`, if they have 2 to
-    `MAX_VALUES` of them; also returns the columns with more.
+    `MAX_VALUES` of them ("" in lines without the column); also returns the columns with more.
     The bounds are those of a 95 % interval by the bootstrap over the examples.
     """
     scores = np.array([measure(line)[1] for line in lines])
     groups: dict[tuple[str, str], list[int]] = {("all", ""): list(range(len(lines)))}
     labels = [line["label"] for line in lines]
-    lengths = [sum(len(str(line[column]).split()) for column in texts) for line in lines]
+    lengths = [sum(len(str(line.get(column, "")).split()) for column in texts) for line in lines]
     quarters = {"words": _quarters(lengths)}
     if isinstance(labels[0], float | int):
         quarters["label"] = _quarters(labels)
@@ -91,10 +89,10 @@ def find_slices(
         for name in sorted(set(ranges)):
             groups[column, name] = [n for n, each in enumerate(ranges) if each == name]
     left_out = []
-    for column in lines[0]:
+    for column in _columns(lines):
         if column in ("id", "label", *texts, *PREDICTED, *ignored):
             continue
-        values = [str(line[column]) for line in lines]
+        values = [str(line.get(column, "")) for line in lines]
         if len(set(values)) > MAX_VALUES:
             left_out.append(column)
         elif len(set(values)) > 1:
@@ -106,6 +104,11 @@ def find_slices(
         low, high = bootstrap_interval(lambda sample, own=own: own[sample].mean(), len(own))
         rows.append((column, value, len(own), *(round(x, 4) for x in (own.mean(), low, high))))
     return rows, left_out
+
+
+def _columns(lines: Sequence[Mapping]) -> list[str]:
+    """Returns the keys of all lines: lines of JSON need not have the same."""
+    return [*dict.fromkeys(itertools.chain.from_iterable(lines))]
 
 
 def _as_list(label: str | list[str]) -> list[str]:
@@ -184,14 +187,14 @@ def analyze(run: pathlib.Path, split: str, num_shown: int) -> list[str]:
     settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
     data, output = settings["data"], run / "errors"
     known, ignored = known_columns(data)
-    texts = [name for name in lines[0] if name in known]
+    texts = [name for name in _columns(lines) if name in known]
     output.mkdir(exist_ok=True)
 
     mistakes = find_mistakes(lines)
     tables.write_json_lines(output / f"{split}_mistakes.jsonl", mistakes)
     shown = [f"{len(mistakes):,} of {len(lines):,} examples of {split}, the most wrong first:"]
     for line in mistakes[:num_shown]:
-        text = " | ".join(str(line[column]) for column in texts)
+        text = " | ".join(str(line.get(column, "")) for column in texts)
         scored = f"{line['label']} -> {line['prediction']} ({line['wrongness']:.3f})"
         shown.append(f"  {line['id']}: {scored}: {_shortened(text)}")
 
@@ -217,7 +220,7 @@ def analyze(run: pathlib.Path, split: str, num_shown: int) -> list[str]:
     num_errors = sum(line["is_probable_error"] for line in found)
     shown.append(f"Labels of train, {num_errors:,} of them probably wrong, the first ones:")
     for line in found[:num_shown]:
-        text = " | ".join(line[column] for column in texts)
+        text = " | ".join(line.get(column, "") for column in texts)
         scored = f"{line['label']} ({line['label_probability']:.3f})"
         scored += f" -> {line['suggested']} ({line['suggested_probability']:.3f})"
         shown.append(f"  {line['location']}: {scored}: {_shortened(text)}")
@@ -239,4 +242,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    # Here, so that one program can import this and tools/compare.py, which also has --split.
+    flags.DEFINE_string("split", "dev", "Of the predictions.")
+    flags.DEFINE_integer("shown", 10, "Number of mistakes, and of labels, that are printed.", 0)
     app.run(main, flags_parser=parse_flags)

@@ -74,7 +74,7 @@ class FinetuneSetup:
     trained_length: int | None
 
     def num_steps(self, trial: ConfigDict) -> int:
-        """Returns the number of updates of a trial, unless its patience ends before."""
+        """Returns the number of updates of a trial, unless its patience is exhausted before."""
         return round(trial.num_epochs * self.steps_per_epoch)
 
     def hyperparameters(self, trial: ConfigDict) -> Hyperparameters:

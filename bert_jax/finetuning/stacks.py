@@ -1,7 +1,7 @@
 """Trials that train together, as a stack: their state has a leading axis of trials.
 
-Trials with the fewest steps, or without patience left, end first, and the others continue as a
-smaller stack.
+Trials with the fewest steps, or whose patience is exhausted, end first, and the others continue as
+a smaller stack.
 """
 
 import json

@@ -109,7 +109,7 @@ class TrialRun:
         self._write_result({"diverged": error.step, "message": str(error)})
 
     def evaluate(self, step: int, split: str, scores: dict[str, float]) -> None:
-        """Writes the scores of a split after `step`, and logs those that are not of single types.
+        """Writes the scores of a split after `step`, and logs them without the scores by type.
 
         Of entities, `f1/LOC` is only in `metrics.jsonl`, where all are.
         """
@@ -133,7 +133,7 @@ class TrialRun:
         return loss is not None and self.score_loss is not None and loss < self.score_loss
 
     def count_evaluation(self, step: int) -> None:
-        """Counts an evaluation that is over, and stops the trial if it ends its patience."""
+        """Counts an evaluation that is over, and stops the trial if its patience is exhausted."""
         is_better = step <= self.best_step  # A resumed run may have saved a later step before.
         self.stop_early(step, 0 if is_better else self.evaluations_since_best + 1)
 

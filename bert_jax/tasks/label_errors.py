@@ -33,13 +33,13 @@ def out_of_fold(texts: Sequence[str], classes: np.ndarray, seed: int = 0) -> np.
     probabilities = np.zeros((len(texts), int(classes.max()) + 1))
     for fold in range(NUM_FOLDS):
         parts = [np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)]
+        if not len(parts[1]):  # There are fewer examples than folds.
+            continue
         tables = tf_idf_tables([[words[index] for index in part] for part in parts])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Of few iterations.
             model = LogisticRegression(C=INVERSE_PENALTY).fit(tables[0], classes[parts[0]])
-        if len(parts[1]):
-            rows = np.ix_(parts[1], model.classes_)
-            probabilities[rows] = model.predict_proba(tables[1])
+        probabilities[np.ix_(parts[1], model.classes_)] = model.predict_proba(tables[1])
     return probabilities
 
 
@@ -79,7 +79,7 @@ def rank_label_errors(
 
 
 def _fold_of_each(classes: np.ndarray, seed: int) -> np.ndarray:
-    """Returns the fold of each example: those of a class are dealt out, in a random order."""
+    """Returns the fold of each example: those of a class are distributed over the folds."""
     folds = np.zeros(len(classes), int)
     shuffled = np.random.default_rng(seed).permutation(len(classes))
     in_order = shuffled[np.argsort(classes[shuffled], kind="stable")]

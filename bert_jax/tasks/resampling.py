@@ -36,10 +36,11 @@ def bootstrap_interval(
 
 
 def mcnemar_exact(first: np.ndarray, second: np.ndarray) -> tuple[int, int, float]:
-    """Compares what two models have right, both bool `[examples]`, by McNemar's exact test.
+    """Compares which examples two models predict correctly, by McNemar's exact test.
 
-    Returns the numbers of examples that only the first and only the second model has right, and the
-    two-sided p-value: the probability that a fair coin distributes these examples as unevenly.
+    Both are bool `[examples]`. Returns the numbers of examples that only the first and only the
+    second model predicts correctly, and the two-sided p-value: the probability that a fair coin
+    distributes these examples as unevenly.
     """
     only_first, only_second = int(np.sum(first & ~second)), int(np.sum(second & ~first))
     if not only_first + only_second:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import scipy
 
 from bert_jax.tasks import glue, scores, tables
 from bert_jax.tasks.labels import positive_of_two
@@ -20,6 +21,7 @@ from bert_jax.tasks.text_classification import (
     RANKING_METRICS,
     SCORES,
     TWO_CLASS_METRICS,
+    one_hot,
 )
 
 MAX_DIFFERENCE = 1e-3
@@ -81,12 +83,8 @@ def _read_lines(path: pathlib.Path, metric: str, settings: Mapping) -> ScoredPre
     first = columns[1][0]
     if isinstance(first, list):
         names = settings["head"]["labels"]  # The mean over labels counts those that do not occur.
-        predicted, expected = (
-            np.array([[name in labels for name in names] for labels in map(set, column)])
-            for column in columns
-        )
-        function = _function_of(path, metric, SCORES)
-        return ScoredPredictions(examples, lambda rows: function(predicted[rows], expected[rows]))
+        functions = _f1_of_sets(*(_label_table(path, column, names) for column in columns))
+        return ScoredPredictions(examples, _function_of(path, metric, functions))
     if not isinstance(first, str):
         predicted, expected = (np.array(column, np.float64) for column in columns)
         function = _function_of(path, metric, SCORES | ERRORS)
@@ -96,6 +94,9 @@ def _read_lines(path: pathlib.Path, metric: str, settings: Mapping) -> ScoredPre
     is_correct = predicted == expected
     if metric == "accuracy":  # The mean, without comparing them for each sample.
         return ScoredPredictions(examples, lambda rows: float(is_correct[rows].mean()), is_correct)
+    if metric == "macro_f1":  # The mean over all these classes, also those that a sample lacks.
+        functions = _f1_of_sets(one_hot(predicted, len(names)), one_hot(expected, len(names)))
+        return ScoredPredictions(examples, functions[metric], is_correct)
     if metric in RANKING_METRICS:
         labels = settings["head"]["labels"]
         index = positive_of_two(labels)
@@ -124,15 +125,60 @@ def _read_lines(path: pathlib.Path, metric: str, settings: Mapping) -> ScoredPre
     )
 
 
+def _label_table(
+    path: pathlib.Path, sets: Sequence[Sequence[str]], names: Sequence[str]
+) -> scipy.sparse.csr_array:
+    """Returns int `[examples, labels]`, with 1 where an example has a label."""
+    index = {name: number for number, name in enumerate(names)}
+    pairs = [(row, name) for row, labels in enumerate(sets) for name in dict.fromkeys(labels)]
+    unknown = {name for _, name in pairs} - index.keys()
+    if unknown:
+        raise ValueError(f"{path}: label {min(unknown)!r} is not in head.labels of config.json")
+    places = [row for row, _ in pairs], [index[name] for _, name in pairs]
+    return scipy.sparse.csr_array((np.ones(len(pairs), int), places), (len(sets), len(names)))
+
+
+def _f1_of_sets(
+    predicted: scipy.sparse.csr_array, expected: scipy.sparse.csr_array
+) -> dict[str, Callable[[np.ndarray], float]]:
+    """Returns the micro and macro F1 of rows, as in `SCORES`, of int `[examples, labels]`.
+
+    What they add up is a sum over the examples, weighted by how often each occurs in the sample.
+    """
+    totals, correct = predicted + expected, predicted.multiply(expected).tocsr()
+
+    def sums(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        weights = np.bincount(rows, minlength=totals.shape[0])
+        return weights @ totals, weights @ correct
+
+    def micro_f1(rows: np.ndarray) -> float:
+        total, num_correct = (counts.sum() for counts in sums(rows))
+        return float(2 * num_correct / max(total, 1))
+
+    def macro_f1(rows: np.ndarray) -> float:
+        total, num_correct = sums(rows)
+        return float(np.mean(2 * num_correct / np.maximum(total, 1)))
+
+    return {"micro_f1": micro_f1, "macro_f1": macro_f1}
+
+
 def _read_tags(path: pathlib.Path, metric: str) -> ScoredPredictions:
-    """Reads words with their tags, expected and predicted; an example is a sentence."""
+    """Reads words with their tags, expected and predicted; an example is a sentence.
+
+    A blank line ends each sentence, also one without words.
+    """
+    sentences: list[list[list[str]]] = [[]]
     with open(path, encoding="utf-8", newline="\n") as stream:
-        blocks = stream.read().removesuffix("\n\n").split("\n\n")
+        for line in stream:
+            fields = line.removesuffix("\n")
+            if fields:
+                sentences[-1].append(fields.split("\t" if "\t" in fields else " "))
+            else:
+                sentences.append([])
+    if not sentences[-1]:  # The last one begins after the last blank line.
+        sentences.pop()
     examples, counts = [], []
-    for block in blocks:
-        rows = [
-            line.split("\t" if "\t" in line else " ") for line in filter(None, block.split("\n"))
-        ]
+    for rows in sentences:
         if any(len(row) != 3 for row in rows):
             raise ValueError(f"{path}: expected a word, its tag and the predicted tag in each line")
         words, expected, predicted = zip(*rows, strict=True) if rows else ((), (), ())

@@ -79,7 +79,7 @@ PER_TRIAL = {
     "patience": Field(
         0,
         "Stops the run after this many evaluations in a row without a better checkpoint; needs "
-        "decay_power=0 and warmup_steps. 0: never.",
+        "decay_power=0, and warmup_steps or warmup_fraction=0. 0: never.",
         AT_LEAST_0,
     ),
     "model.dropout_rate": Field(None, "Of hidden states; None: as in the checkpoint.", kind=float),

@@ -87,7 +87,15 @@ def read_changed(directory, tmp_path, **changes):
     return read_model(adapter)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "bert",
+        pytest.param("albert", marks=pytest.mark.slow),
+        pytest.param("modernbert", marks=pytest.mark.slow),
+        pytest.param("roberta", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_an_adapter_is_read_as_its_merged_model(kind, tmp_path):
     expected = flat(write_adapter(tmp_path, KINDS[kind], new_pooler=kind == "bert"))
     read = read_model(tmp_path / "adapter")
@@ -151,6 +159,7 @@ def test_other_fields_are_refused_by_name(changes, expected, given, tmp_path):
         read_changed(given[0], tmp_path, **changes)
 
 
+@pytest.mark.slow
 def test_what_peft_cannot_adapt_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is no layer that peft can adapt"):
         write_adapter(tmp_path, small_xlnet_config)

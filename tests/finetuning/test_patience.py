@@ -16,7 +16,7 @@ from tests.helpers.models import small_model_config
 ENDLESS = {"patience": 2, "decay_power": 0.0, "warmup_steps": 5}
 
 
-def task_of(predicts="classes", has_labels=True):
+def task_of(predicts="class", has_labels=True):
     return SimpleNamespace(
         head=SimpleNamespace(predicts=predicts),
         selection_split="dev" if has_labels else None,
@@ -55,7 +55,7 @@ def test_patience_is_refused_with_a_schedule_that_depends_on_the_planned_end(cha
 
 def test_patience_is_refused_with_a_loss_that_depends_on_the_planned_end():
     config = make_config(ENDLESS, retrieval)
-    check_patience(config, task_of("vectors"))
+    check_patience(config, task_of("vector"))
     with pytest.raises(ValueError, match=r"flops_warmup_fraction=0"):
         check_patience(config, task_of("sparse_vector"))
     config.loss.flops_warmup_fraction = 0.0

@@ -43,6 +43,12 @@ def test_probabilities_are_those_of_cross_validation():
     np.testing.assert_allclose(out_of_fold(texts, classes), expected, atol=1e-5)
 
 
+def test_fewer_texts_than_folds_are_judged():
+    probabilities = out_of_fold(["king", "king", "river", "river"], np.array([0, 0, 1, 1]))
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert probabilities.argmax(axis=1).tolist() == [0, 0, 1, 1]
+
+
 def test_flipped_labels_are_listed_first_with_their_place_in_the_file(tmp_path):
     texts, groups = make_texts(300)
     flipped = set(random.Random(1).sample(range(300), 15))

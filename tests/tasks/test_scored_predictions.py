@@ -1,5 +1,6 @@
 """Scores of the files of predictions equal those of the outputs that were written there."""
 
+import itertools
 import json
 import random
 
@@ -158,6 +159,60 @@ def test_score_of_all_examples_is_that_of_the_outputs(make, metrics, tokenizer, 
         assert scored.is_correct is None or scored.is_correct.mean() == found["accuracy"]
     with pytest.raises(ValueError, match="no_metric: expected one of"):
         read_scored(tmp_path, split.name, "no_metric", settings)
+
+
+def write_sets(directory, names, predicted, expected):
+    """Writes predictions of sets of labels, bool `[examples, labels]`; returns the settings."""
+    lines = [
+        {"id": str(n), **{key: [names[i] for i in np.flatnonzero(row)] for key, row in pair}}
+        for n, *rows in zip(itertools.count(), predicted, expected)
+        for pair in [[*zip(("prediction", "label"), rows, strict=True)]]
+    ]
+    write_lines(directory / "dev.jsonl", lines)
+    return {"head": {"labels": names}}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("metric", ["micro_f1", "macro_f1"])
+def test_f1_of_label_sets_is_that_of_scores_in_every_sample(metric, seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    predicted, expected = rng.random((2, 30, 7)) < rng.random(7) ** 2  # Some labels are rare.
+    expected[:, 0] = predicted[:, 0] = False
+    settings = write_sets(tmp_path, list("abcdefg"), predicted, expected)
+    score = read_scored(tmp_path, "dev", metric, settings).score
+    for rows in (np.arange(30), [0], *rng.integers(30, size=(10, 30))):
+        assert score(rows) == text_classification.SCORES[metric](predicted[rows], expected[rows])
+
+
+def test_unknown_label_of_a_set_is_refused(tmp_path):
+    settings = write_sets(tmp_path, ["a", "b"], np.eye(2), np.eye(2))
+    settings["head"]["labels"] = ["a"]
+    with pytest.raises(ValueError, match=r"dev\.jsonl: label 'b'"):
+        read_scored(tmp_path, "dev", "macro_f1", settings)
+
+
+def test_macro_f1_has_the_same_classes_in_every_sample(tmp_path):
+    pairs = ("aa", "ab", "bb", "cc")  # Predicted, expected.
+    lines = [
+        {"id": str(n), "prediction": predicted, "label": expected}
+        for n, (predicted, expected) in enumerate(pairs)
+    ]
+    write_lines(tmp_path / "dev.jsonl", lines)
+    score = read_scored(tmp_path, "dev", "macro_f1", {"head": {"labels": list("abcd")}}).score
+    assert score(np.arange(4)) == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    assert score(np.array([0, 0, 2, 2])) == pytest.approx(2 / 3)  # Of c there is none: 0.
+
+
+def test_a_blank_line_ends_a_sentence_also_one_without_words(tmp_path):
+    (tmp_path / "dev.txt").write_text("a O O\n\n\nb\tB-X\tO\nc\tO\tO\n\n")
+    expected = [(("a",), ("O",)), ((), ()), (("b", "c"), ("B-X", "O"))]
+    scored = read_scored(tmp_path, "dev", "accuracy", {})
+    assert scored.examples == expected
+    assert [scored.score([row]) for row in range(3)] == [1.0, 0.0, 0.5]
+    (tmp_path / "dev.txt").write_text("a O O\n\n\n")
+    assert read_scored(tmp_path, "dev", "accuracy", {}).examples == expected[:2]
+    (tmp_path / "dev.txt").write_text("a O O")  # Without the blank line.
+    assert read_scored(tmp_path, "dev", "accuracy", {}).examples == expected[:1]
 
 
 def test_examples_are_what_the_model_was_given(tokenizer, tmp_path):

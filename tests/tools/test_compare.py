@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.tools.compare import compare
+from bert_jax.tools.compare import compare, describe
 from tests.helpers.json_lines import write_lines
 
 
@@ -28,20 +28,31 @@ def test_difference_has_a_paired_interval_and_an_exact_p_value(tmp_path):
     # Of 100 examples 10 are right in the first run only, and 1 in the second only.
     first = write_run(tmp_path / "one", "a" * 90 + "b" * 10, "a" * 89 + "b" * 11)
     second = write_run(tmp_path / "two", "b" * 10 + "a" * 79 + "b" * 11, "a" * 89 + "b" * 11)
-    lines = compare((first, second), num_samples=2000)
-    assert lines[0] == f"{first}: dev/accuracy 0.9900"
-    assert lines[1] == f"{second}: dev/accuracy 0.9000"
+    found = compare((first, second), num_samples=2000)
+    assert (found.split, found.metric, found.num_examples) == ("dev", "accuracy", 100)
+    assert found.scores == pytest.approx((0.99, 0.9))
     # The standard deviation of the differences -1, 0 and 1 is 0.32.
-    numbers = [float(word.strip(",")) for word in lines[2].split()[1:8] if word[0] in "+-"]
-    assert numbers == [-0.09, pytest.approx(-0.15, abs=0.015), pytest.approx(-0.03, abs=0.015)]
-    # 2 (1 + 11) / 2^11.
-    assert lines[3].endswith(f"in 10 examples, only {second} in 1: p = {24 / 2**11:.4g}")
+    assert (found.low, found.high) == pytest.approx((-0.15, -0.03), abs=0.015)
+    assert (found.only_first, found.only_second) == (10, 1)
+    assert found.p_value == pytest.approx(2 * (1 + 11) / 2**11)
+    lines = describe((first, second), found)
+    assert "0.9900" in lines[0] and "0.9000" in lines[1] and len(lines) == 4
 
 
 def test_equal_runs_do_not_differ(tmp_path):
     run = write_run(tmp_path / "one", "ab" * 5, "aa" * 5)
-    lines = compare((run, run), "dev", "accuracy", num_samples=20)
-    assert "+0.0000, 95 % interval +0.0000 to +0.0000" in lines[2] and "p = 1" in lines[3]
+    found = compare((run, run), "dev", "accuracy", num_samples=20)
+    assert (found.low, found.high, found.only_first, found.only_second) == (0, 0, 0, 0)
+    assert found.p_value == 1 and found.scores == (0.5, 0.5)
+
+
+def test_values_have_no_test_of_right_and_wrong_examples(tmp_path):
+    run = write_run(tmp_path / "one", [1.0, 2.5, 2.0], [1.0, 2.0, 3.0])
+    result = {"metric": "dev/mean_squared_error", "dev": {"mean_squared_error": 1.25 / 3}}
+    (run / "result.json").write_text(json.dumps(result))
+    found = compare((run, run), num_samples=20)
+    assert found.only_first is found.only_second is found.p_value is None
+    assert len(describe((run, run), found)) == 3
 
 
 @pytest.mark.parametrize(

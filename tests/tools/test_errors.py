@@ -63,6 +63,20 @@ def test_slices_are_by_class_length_and_other_columns():
     assert {row[3] for row in rows} == {0.5}
 
 
+def test_lines_with_other_keys_have_empty_values_there():
+    lines = [line(0, "a", "a"), line(1, "a", "b", source="web"), line(2, "b", "b", source="mail")]
+    del lines[2]["text"]
+    rows, _ = find_slices(lines, ["text"], ignored={"Class"})
+    found = {row[:2]: row[2:4] for row in rows if row[0] in ("source", "words")}
+    assert found == {
+        ("source", ""): (1, 1.0),
+        ("source", "web"): (1, 0.0),
+        ("source", "mail"): (1, 1.0),
+        ("words", "1: 0 to 1"): (2, 1.0),
+        ("words", "2: 2 to 2"): (1, 0.0),
+    }
+
+
 def write_run(run, lines, **settings):
     (run / "predictions").mkdir(parents=True)
     write_lines(run / "predictions/dev.jsonl", lines)
@@ -75,21 +89,24 @@ def write_run(run, lines, **settings):
 def test_files_and_what_is_not_searched_is_named(tmp_path, monkeypatch):
     train = write_lines(tmp_path / "train.jsonl", [{"text": "x", "Class": c} for c in "aabb"])
     data = get_config().data.to_dict() | {"label": "Class", "train": str(train)}
-    run = write_run(tmp_path / "run", LINES, data=data)
+    most_wrong = {name: value for name, value in LINES[3].items() if name != "text"}
+    run = write_run(tmp_path / "run", [*LINES[:3], most_wrong, *LINES[4:]], data=data)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     shown = analyze(run, "dev", 2)
-    assert shown[0].startswith("3 of 6 examples of dev")
-    assert shown[1].startswith("  3: b -> a (0.990): word word")
-    assert not any("source" in each and "values" in each for each in shown)
-    assert "bert_jax[baselines]" in shown[-1]
+    assert shown[1].split() == ["3:", "b", "->", "a", "(0.990):"]
+    assert "bert_jax[baselines]" in shown[-1] and not (run / "errors/train_labels.jsonl").exists()
     assert [each["id"] for each in read_lines(run / "errors/dev_mistakes.jsonl")] == ["3", "5", "1"]
     with open(run / "errors/dev_slices.tsv", newline="") as stream:
         header, first, *_ = csv.reader(stream, delimiter="\t")
     assert header == ["slice", "value", "examples", "accuracy", "low", "high"]
     assert first[:4] == ["all", "", "6", "0.5"]
     glue = write_run(tmp_path / "glue", LINES, task="glue", data={"name": "rte"})
-    assert "expected text_classification" in analyze(glue, "dev", 2)[-1]
+    analyze(glue, "dev", 2)
+    assert {each.name for each in (glue / "errors").iterdir()} == {
+        "dev_mistakes.jsonl",
+        "dev_slices.tsv",
+    }
 
 
 def test_a_run_without_labeled_predictions_is_refused(tmp_path):
