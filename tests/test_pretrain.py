@@ -611,6 +611,7 @@ def test_sighup_before_the_first_step_exits_as_preempted(corpus, tmp_path):
     assert "no training step was running: no step was saved. Run the same command again" in log
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):
     workdir = tmp_path / "run"
     with commands.ended(commands.start(workdir, corpus, "num_steps=1000")) as started:

@@ -56,6 +56,7 @@ def score_by_hand(model, text, mask_rest_of_word):
 
 
 @pytest.mark.parametrize("mask_rest_of_word", [False, True])
+@pytest.mark.slow
 def test_scores_equal_the_model_applied_to_each_copy(mask_rest_of_word, model):
     scores = model.score(TEXTS, mask_rest_of_word)
     assert scores[1].tokens[2:5] == ["river", "##s", "##ing"]  # A word of several pieces.

@@ -354,7 +354,8 @@ def test_overlap_collectives_has_the_gradients_of_one_exchange(plan):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(a)))
 
 
-@pytest.mark.parametrize("num_microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_microbatches", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
     ((computation, kind, num_bytes),), size = collectives(
         sharded=False, num_microbatches=num_microbatches, name="sgd"
