@@ -438,7 +438,7 @@ def test_diverged_trial_is_named_and_does_not_touch_the_others(given, tmp_path):
         finetune.train_and_evaluate(small_config(given), tmp_path / "one")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("last_saved", [4, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
     given, tmp_path, monkeypatch, last_saved
@@ -764,7 +764,7 @@ def finetune_in_processes(given, workdir, num_processes, devices_per_process, **
     assert not any(statuses), commands.log_of(workdir).read_text()[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_stop_early_together(given, tmp_path):
     """Nothing is learned, so that the second evaluation is not better than the first."""
     endless = {"patience": 1, "decay_power": 0.0, "warmup_steps": 2, "num_seeds": 2}

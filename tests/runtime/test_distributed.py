@@ -165,7 +165,7 @@ def many_heldout_rows(tmp_path_factory):
     return corpus
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -181,7 +181,7 @@ def test_two_processes_evaluate_many_batches_without_a_deadlock(many_heldout_row
     commands.run(tmp_path / "run", many_heldout_rows, *fields, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_process_that_waits_for_another_exits_when_asked_to_stop(corpus, tmp_path):
     fields = ("num_steps=1000", "warmup_steps=0", "log_every=1")
     # It would wait for a save for any time, and another activity would be named.
