@@ -222,7 +222,7 @@ def write_rotated(model_directory: pathlib.Path, data: pathlib.Path, output: pat
     model, lines = bert_jax.load(model_directory), read_lines(data / "train.jsonl")
     texts = list(dict.fromkeys(line[name] for line in lines for name in ("query", "positive")))
     vectors = model.encode(texts, max_length=SEARCHED_LENGTH)
-    components = np.linalg.svd(vectors, full_matrices=False)[2]
+    components = np.linalg.svd(vectors.T @ vectors)[2]  # Also complete if there are few texts.
     head = {"task": "embedding", "labels": [], "pooling": "mean", "normalize": True}
     head["projections"] = [dense_layer(len(components))]
     partial = output.with_suffix(".partial")

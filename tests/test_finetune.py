@@ -647,7 +647,8 @@ def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp
 @pytest.mark.slow
 def test_a_run_of_an_old_version_is_resumed_with_its_order_of_labels(numbered, tmp_path):
     setup = finetune.prepare(as_of_an_old_version(numbered))
-    setup = dataclasses.replace(setup, config=numbered)
+    fields = dataclasses.replace(setup.data, fields=numbered.data.to_dict())
+    setup = dataclasses.replace(setup, config=numbered, data=fields)
     with stopped_after_save(finetune):
         finetune.run_trials(setup, [Trial(numbered, tmp_path / "run")], tmp_path / "run")
     assert saved_steps(tmp_path / "run/checkpoints") == [2]
