@@ -41,16 +41,37 @@ _TASKS = {  # End of a class of transformers -> `task_type`, which selects the c
 }
 # Fields of adapter_config.json that are read.
 _READ = (
-    *("peft_type", "task_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora"),
-    *("rank_pattern", "alpha_pattern", "target_modules", "layers_to_transform", "layers_pattern"),
+    "peft_type",
+    "task_type",
+    "base_model_name_or_path",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "target_modules",
+    "layers_to_transform",
+    "layers_pattern",
     "init_lora_weights",
 )
 # Those that say how an adapter was trained or stored. Of `bias` and `modules_to_save`, what there
 # is of them is among the tensors; `exclude_modules` have none.
 _WITHOUT_EFFECT = (
-    *("auto_mapping", "bias", "corda_config", "ensure_weight_tying", "eva_config"),
-    *("exclude_modules", "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config"),
-    *("megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision"),
+    "auto_mapping",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "modules_to_save",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
     "runtime_config",
 )
 # Other initializations also change the base model's matrices.

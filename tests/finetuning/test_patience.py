@@ -63,7 +63,7 @@ def test_patience_is_refused_with_a_loss_that_depends_on_the_planned_end():
 
 
 def test_patience_is_refused_without_a_metric():
-    with pytest.raises(ValueError, match=r"patience=2: dev/accuracy needs .*config\.data\.dev"):
+    with pytest.raises(ValueError, match=r"config\.patience=2: .*config\.data\.dev"):
         check_patience(make_config(ENDLESS), task_of(has_labels=False))
 
 

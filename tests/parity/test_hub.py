@@ -170,13 +170,13 @@ def test_what_cannot_be_read_is_named(mrpc, tmp_path, monkeypatch, source, error
 
 def test_unknown_columns_are_named_with_the_fields_to_set(tmp_path, tokenizer):
     folder = save(tmp_path / "set", {"train": [{"body": "the river", "label": "a"}]})
-    with pytest.raises(ValueError, match=r"no column 'text'; found body, label: .* text_pair"):
+    with pytest.raises(ValueError, match=r"'text'.*body, label.*text_pair"):
         task_of(text_classification, tokenizer, folder)
 
 
 def test_data_set_without_train_is_refused(tmp_path, tokenizer):
     folder = save(tmp_path / "set", {"fold_1": ROWS, "fold_2": ROWS})
-    with pytest.raises(ValueError, match=r"only fold_1, fold_2: .*data\.train"):
+    with pytest.raises(ValueError, match=r"fold_1, fold_2.*data\.train"):
         task_of(text_classification, tokenizer, folder)
 
 
