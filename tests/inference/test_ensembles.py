@@ -68,12 +68,16 @@ def test_a_ranking_is_that_of_the_mean_scores_of_both_models(tmp_path):
     line = {"query": query, "positive": passages[0], "negatives": passages[1:]}
     path = write_lines(tmp_path / "new.jsonl", [line])
     program.predict(models, path, tmp_path / "found.jsonl")
-    scores = np.mean(
-        [each.score for model in models for each in bert_jax.load(model).rank(query, passages)]
-    )
+    singles = [bert_jax.load(model).rank(query, passages) for model in models]
+    expected = {
+        text: np.mean([each.score for ranked in singles for each in ranked if each.text == text])
+        for text in passages
+    }
     (found,) = read_lines(tmp_path / "found.jsonl")
-    assert np.mean([found["positive_score"], *found["scores"]]) == pytest.approx(scores, abs=1e-4)
-    assert len({found["positive_score"], *found["scores"]}) == len(passages)
+    scores = dict(zip(found["negatives"], found["scores"], strict=True))
+    scores[found["positive"]] = found["positive_score"]
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert len(set(scores.values())) == len(passages)
 
 
 def test_an_ensemble_of_a_model_with_itself_predicts_what_the_model_does(tmp_path):
