@@ -200,8 +200,8 @@ def test_checkpoint_that_load_reads_is_the_best_on_dev(finished):
 @pytest.mark.parametrize(
     ("stop_at", "saved"),
     [
-        (4, True),
-        pytest.param(8, True, marks=pytest.mark.slow),
+        pytest.param(4, True, marks=pytest.mark.slow),
+        pytest.param(8, True, marks=pytest.mark.exhaustive),
         pytest.param(8, False, marks=pytest.mark.exhaustive),
     ],
 )
@@ -519,7 +519,7 @@ def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_pat
     assert json.loads((tmp_path / "trial_0/result.json").read_text()) == result
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
     lines = [json.loads(line) for line in write_label_sets(tmp_path / "train.jsonl")]
     weights = write_weights(tmp_path / "weights", given / "vocab.txt", num_layers=2)
@@ -555,7 +555,7 @@ def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
     assert not np.array_equal(kernels[0][1], kernels[1][1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_values_of_any_scale_are_learned_and_keep_their_scale(given, tmp_path):
     """Labels around 1,000, and a learning rate that would not reach their mean."""
     rng, lines = random.Random(0), ["text,label"]
@@ -644,7 +644,7 @@ def test_a_head_of_an_old_version_keeps_its_order_of_labels(given, numbered, tmp
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_of_an_old_version_is_resumed_with_its_order_of_labels(numbered, tmp_path):
     setup = finetune.prepare(as_of_an_old_version(numbered))
     fields = dataclasses.replace(setup.data, fields=numbered.data.to_dict())

@@ -23,11 +23,10 @@ from tests.helpers.predict_equals_load import (
 pytestmark = pytest.mark.usefixtures("two_devices")
 
 
-def slow(*values):
+def slow(*values, mark=pytest.mark.slow):
     """Returns values of a parameter that `make test` leaves out."""
     return [
-        pytest.param(*(each if isinstance(each, tuple) else [each]), marks=pytest.mark.slow)
-        for each in values
+        pytest.param(*(each if isinstance(each, tuple) else [each]), marks=mark) for each in values
     ]
 
 
@@ -54,8 +53,8 @@ CLASSIFIERS = {
     [
         ("classification", True),
         ("multi_label", False),
-        ("regression", False),
-        *slow(("classification", False), ("multi_label", True), ("regression", True)),
+        *slow(("classification", False), ("regression", False)),
+        *slow(("multi_label", True), ("regression", True), mark=pytest.mark.exhaustive),
     ],
 )
 def test_classes_and_probabilities_match_load(task, is_pair, length, tmp_path):

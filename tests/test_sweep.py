@@ -97,15 +97,19 @@ def report_of(workdir) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def finished(given, tmp_path_factory):
-    """A sweep of one program, with a configuration that diverges; each program takes long."""
+    """A sweep of one program, with a configuration that diverges; each program takes long.
+
+    Its memory is not planned, for which its step would be compiled once more.
+    """
     workdir = tmp_path_factory.mktemp("finished")
     grid = {"warmup_fraction": (0.1, 0.5), "learning_rate": (3e-3, 1e-3)}
     trials = ({"learning_rate": 1e30},)
-    # The plan of its memory compiles the program of `finished` in test_finetune.py: it is cached.
     config = small_sweep(given, grid, trials, seeds=2, batch_size=8, eval_every=4)
     with config.unlocked():
         config.keep_trials = 3
-    return workdir, config, sweep.sweep(config, workdir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "bytes_per_trial", lambda setup: 1)
+        return workdir, config, sweep.sweep(config, workdir)
 
 
 def test_every_configuration_of_grid_and_trials_is_a_trial_for_each_seed(given, tmp_path):
@@ -207,6 +211,7 @@ def test_dry_run_lists_the_trials_before_anything_is_read(given, tmp_path, capsy
     assert lines[10].startswith("8 trials in 4 programs. Reading the weights and examples")
 
 
+@pytest.mark.slow
 def test_examples_and_weights_are_read_and_hashed_once_for_all_trials(given, tmp_path, monkeypatch):
     calls = []
 
@@ -596,7 +601,7 @@ def test_many_values_of_a_field_are_a_range_if_all_are_numbers(given, tmp_path):
     assert re.fullmatch(r"0; 0\.01; .*; 0\.12; default", texts[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path):
     """Program 1.1 is a single trial, 2.1 one of two trials that both diverge."""
     diverging = {"learning_rate": 1e30, "num_epochs": 0.5}
@@ -929,7 +934,7 @@ def test_sweep_killed_at_random_ends_with_the_report_of_an_uninterrupted_one(
     assert report_of(workdir) == report_of(uninterrupted)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_preempted_sweep_saves_and_resumes(given, uninterrupted, tmp_path):
     workdir = tmp_path / "run"
     with commands.ended(commands.launch(sweep_command(given), workdir)) as started:
@@ -943,7 +948,9 @@ def test_preempted_sweep_saves_and_resumes(given, uninterrupted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [None, 0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "victim", [0, *(pytest.param(victim, marks=pytest.mark.exhaustive) for victim in (None, 1))]
+)
 def test_workers_that_share_a_directory_run_each_trial_once(given, uninterrupted, tmp_path, victim):
     """Also if one of the two is killed: the other takes over."""
     workdir = tmp_path / "shared"

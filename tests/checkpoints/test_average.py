@@ -49,6 +49,7 @@ def expected_mean(run, steps) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_mean_of_the_last_checkpoints_loads_like_any_model(run, tmp_path):
     checkpoints = average_checkpoints.last_checkpoints(run, 2)
     assert checkpoints == [run / "checkpoints/10", run / "checkpoints/100"]

@@ -64,6 +64,7 @@ def read(directory) -> dict:
     return jax.device_get(bert_jax.load(directory).params)
 
 
+@pytest.mark.slow
 def test_keeps_the_last_checkpoints_and_every_nth(workdir):
     assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
 

@@ -110,7 +110,7 @@ def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fract
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("fill", [LENGTH, 20])
+@pytest.mark.parametrize("fill", [pytest.param(LENGTH, marks=pytest.mark.slow), 20])
 def test_special_and_padding_tokens_are_never_selected(unit, fill):
     tokens, out = masked(unit, fill)
     weights = out["target_weights"] > 0

@@ -40,8 +40,9 @@ def test_attention_has_its_own_dropout_rate():
     assert len({loss(0.0, 0.0), loss(0.0, 0.4), loss(0.4, 0.4), loss(0.4, 0.0)}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["classification", pytest.param("tagging", marks=pytest.mark.slow)]
+    "kind", ["classification", pytest.param("tagging", marks=pytest.mark.exhaustive)]
 )
 def test_weighted_update_does_not_depend_on_packing_microbatches_and_devices(kind):
     packed, num_microbatches = update(CASES[kind], class_weights=WEIGHTS[kind])
@@ -50,7 +51,7 @@ def test_weighted_update_does_not_depend_on_packing_microbatches_and_devices(kin
     assert_same(packed, apart)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_updates_are_the_same_on_every_mesh():
     results = {}
     for name, devices, sizes in (

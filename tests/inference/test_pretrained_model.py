@@ -294,6 +294,7 @@ def test_features_are_the_hidden_states_of_the_given_layers(model, alone):
         np.testing.assert_allclose(feature, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_equals_each_text_alone(model):
     maps = model.attention(TEXTS)
     for text, (tokens, probabilities) in zip(TEXTS, maps, strict=True):
@@ -662,6 +663,7 @@ def test_tokens_belong_to_words_and_characters(model):
     assert short.offsets.tolist() == [[0, 0], [0, 3], [4, 7], [0, 0], [0, 5], [0, 0]]
 
 
+@pytest.mark.slow
 def test_padding_of_a_batch_changes_no_result(model, alone):
     texts, variables = TEXTS[:3], {"params": model.params["encoder"]}
     batch = model.batch(texts, length=32)

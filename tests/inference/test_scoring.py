@@ -80,6 +80,7 @@ def test_texts_with_unknown_words_are_counted(model):
     assert unknown.tokens == ["[UNK]"]
 
 
+@pytest.mark.slow
 def test_long_texts_are_masked_a_few_copies_at_a_time(model, monkeypatch):
     expected = model.score(TEXTS)
     monkeypatch.setattr(pretrained_model, "TOKENS_PER_BLOCK", 50)

@@ -209,6 +209,7 @@ def test_one_mask_is_filled_as_by_fill_mask(model):
             assert text == next(fill.text for fill in fills if fill.token not in special)
 
 
+@pytest.mark.slow
 def test_steps_are_seen_and_compiled_once(model):
     seen = []
     texts = model.generate(["the [MASK]", "a", "of"], 7, steps=3, on_step=seen.append)

@@ -21,8 +21,14 @@ from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.golden import make_families as golden
 from tests.helpers.models import random_params, small_model_config
 
+# The others are compared in the slow tier.
+FAST = ("RobertaForMaskedLM", "AlbertForMaskedLM", "ElectraForSequenceClassification")
 
-@pytest.mark.parametrize("name", golden.MODELS)
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in golden.MODELS],
+)
 def test_hidden_states_and_logits_equal_the_golden_values(name):
     config, head, tensors, rows = golden.make_case(name)
     actual = golden.our_outputs(config, head, tensors, rows)
@@ -35,6 +41,7 @@ def test_hidden_states_and_logits_equal_the_golden_values(name):
             assert worst < 1e-5 * max(1, np.max(np.abs(exact))), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in golden.MODELS if name.startswith("Roberta")])
 def test_xlm_roberta_is_roberta_under_other_names(name):
     config, head, tensors, rows = golden.make_case(name)

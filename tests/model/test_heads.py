@@ -63,6 +63,7 @@ def test_collapse_of_tags_considers_labeled_positions_only():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "causal", "lstm_size"),
     [(CLASSIFICATION, True, 0), (CLASSIFICATION, True, 6), (TAGGING, False, 6)],

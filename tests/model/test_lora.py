@@ -52,6 +52,7 @@ def adapted(config, targets: str = "") -> tuple:
     return model, batch, lora, trained, frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_adapted_model_computes_what_the_merged_one_does(name):
     model, batch, lora, trained, frozen = adapted(CONFIGS[name], targets="encoder/")

@@ -122,6 +122,7 @@ def test_masks_depend_on_row_epoch_and_place_in_the_stream_alone():
         assert (prepare(rows | {name: rows[name] + 1}, key)["tokens"] != tokens).any(), name
 
 
+@pytest.mark.slow
 def test_mask_is_never_predicted():
     class Constant(grammar.ExactModel):
         def predict_tokens(self, batch, positions):

@@ -240,6 +240,7 @@ def test_exactly_the_embeddings_are_shared():
     assert table.shape[1] == 16 and generator.config.embedding_size is None
 
 
+@pytest.mark.slow
 def test_gradients_of_both_losses_reach_the_shared_embeddings_and_no_other():
     model, params, batch = suites.model_of(CASE), suites.params_of(CASE), suites.prepared(CASE)
 

@@ -86,12 +86,12 @@ def test_several_processes_train_the_same_parameters_as_one(
     assert "mlm_loss" not in commands.log_of(workdir, 1).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process"),
     [
-        pytest.param(1, 2, marks=pytest.mark.exhaustive),
-        pytest.param(1, 1, marks=pytest.mark.exhaustive),
+        (1, 2),
+        (1, 1),
         (2, 1),
     ],
     ids=["two", "one", "two hosts"],

@@ -508,6 +508,7 @@ def test_a_dense_layer_is_trained_and_continued_from(tmp_path):
     np.testing.assert_allclose(found, first.encode(["a king"]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sparse_vectors_train_and_rank_as_those_of_the_loaded_model(tmp_path):
     config = config_file.get_config("bi_encoder,splade,runlocal")
     model = write_head(tmp_path / "masked_lm", task="sparse_embedding", labels=[])

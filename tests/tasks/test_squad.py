@@ -88,6 +88,7 @@ def finished(pretrained, tmp_path_factory):
     return directory / "run", result, path
 
 
+@pytest.mark.slow
 def test_predictions_have_the_official_format_and_the_score_of_the_result(finished):
     workdir, result, path = finished
     threshold = bert_jax.load(workdir).head["null_threshold"]
@@ -115,6 +116,7 @@ def test_predictions_have_the_official_format_and_the_score_of_the_result(finish
         assert files["predictions"][id_] == (best if answers else "")
 
 
+@pytest.mark.slow
 def test_unlabeled_questions_are_predicted_but_not_scored(finished):
     workdir, result, _ = finished
     predictions = json.loads((workdir / "predictions" / "test" / "predictions.json").read_text())
@@ -122,6 +124,7 @@ def test_unlabeled_questions_are_predicted_but_not_scored(finished):
     assert "test" not in result
 
 
+@pytest.mark.slow
 def test_loaded_model_answers_as_the_run_predicted(finished):
     workdir, _, path = finished
     model = bert_jax.load(workdir / "best")
@@ -141,6 +144,7 @@ def test_loaded_model_answers_as_the_run_predicted(finished):
             assert answer.probability == pytest.approx(expected[answer.text], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_threshold_decides_between_an_answer_and_none(finished):
     model = bert_jax.load(finished[0] / "best")
     for threshold, answers in ((1e9, True), (-1e9, False)):

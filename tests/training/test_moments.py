@@ -75,6 +75,7 @@ def test_layers_and_positions_keep_theirs_and_further_ones_start_from_zero(run, 
     assert "zero" not in caplog.text
 
 
+@pytest.mark.slow
 def test_new_tokens_start_from_zero_whatever_their_row(run, caplog):
     model, directory, saved = run
     words, _ = given_words(model.tokenizer, ["ab", "cb"], {})

@@ -93,3 +93,16 @@ def test_given_cache_is_kept_and_several_processes_share_that_of_the_workdir(
     monitoring.enable_compilation_cache(tmp_path / "other")
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
     assert not no_cache.exists()
+
+
+def test_steps_from_the_third_are_profiled(tmp_path):
+    def profiles():
+        return list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+
+    for steps_done in range(4):
+        monitoring.profile(tmp_path, steps_done, num_steps=2, state=jax.numpy.ones(1))
+        assert not profiles()
+    monitoring.profile(tmp_path, 4, num_steps=2, state=jax.numpy.ones(1))
+    assert len(profiles()) == 1
+    monitoring.profile(tmp_path / "none", 2, num_steps=0, state=jax.numpy.ones(1))
+    assert not (tmp_path / "none").exists()

@@ -157,9 +157,10 @@ def train(optimizer, params: dict, gradients: list[dict]) -> list[tuple[dict, di
     ("name", "beta1"),
     [
         *((name, 0.9) for name in ("bert_adam", "adamw", "lamb", "stable_adamw")),
-        ("adamw", 0.0),
-        pytest.param("stable_adamw", 0.0, marks=pytest.mark.slow),
-        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in ("bert_adam", "lamb")),
+        *(
+            pytest.param(name, 0.0, marks=pytest.mark.slow)
+            for name in ("bert_adam", "adamw", "lamb", "stable_adamw")
+        ),
     ],
 )
 def test_100_steps_agree_with_the_formula_in_float64(name, beta1):
@@ -296,11 +297,11 @@ def test_zero_gradients_and_weights_give_zero_updates(name):
 @pytest.mark.parametrize(
     ("name", "decay", "num_frozen"),
     [
-        ("adamw", 0.8, 0),
         ("lamb", 0.9, 1),
         *(
             pytest.param(*values, marks=pytest.mark.slow)
             for values in (
+                ("adamw", 0.8, 0),
                 ("adamw", 0.9, 1),
                 ("adamw", 1.0, 2),
                 ("lamb", 0.8, 0),

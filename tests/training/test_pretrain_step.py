@@ -367,7 +367,10 @@ def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "num_microbatches"), [("adamw", 1), ("lamb", 2)])
+@pytest.mark.parametrize(
+    ("name", "num_microbatches"),
+    [pytest.param("adamw", 1, marks=pytest.mark.exhaustive), ("lamb", 2)],
+)
 def test_sharded_weight_update_gathers_parameters_and_no_moments(name, num_microbatches):
     exchanged, size = collectives(sharded=True, num_microbatches=num_microbatches, name=name)
     assert {(computation, kind) for computation, kind, _ in exchanged} == {
@@ -409,6 +412,7 @@ def test_masks_differ_between_epochs():
     assert (first != second).any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_steps():
     model, optimizer = small_model(dropout_rate=0.1), named_optimizer("sgd")
     (state, shardings), (later, _) = fresh(model, optimizer), fresh(model, optimizer)

@@ -79,10 +79,10 @@ def outputs_and_gradients(kind, config, query, key, value, dout, biases, ids, ra
     ("length", "head_dim", "rate", "causal"),
     [
         (100, 64, 0.0, False),
-        (130, 128, 0.1, False),
+        pytest.param(130, 128, 0.1, False, marks=pytest.mark.slow),
         (200, 64, 0.5, True),
         pytest.param(8, 64, 0.1, False, marks=pytest.mark.slow),
-        pytest.param(128, 32, 0.3, False, marks=pytest.mark.slow),
+        pytest.param(128, 32, 0.3, False, marks=pytest.mark.exhaustive),
         pytest.param(384, 64, 0.1, False, marks=pytest.mark.exhaustive),
         pytest.param(512, 64, 0.1, False, marks=pytest.mark.slow),
         pytest.param(512, 128, 0.1, True, marks=pytest.mark.slow),

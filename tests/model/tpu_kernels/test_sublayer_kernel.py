@@ -99,11 +99,11 @@ def make_dropout(tokens: int, rate: float = 0.1):
 @pytest.mark.parametrize(
     ("tokens", "inner", "hidden", "activation", "has_dropout"),
     [
-        (512, 128, 128, None, True),
+        pytest.param(512, 128, 128, None, True, marks=pytest.mark.slow),
         (512, 2304, 128, "gelu", True),  # Three chunks: the first, one between, and the last.
         (768, 1024, 256, "gelu", False),
-        (512, 256, 128, "gelu_tanh", True),
-        pytest.param(1024, 1536, 768, None, True, marks=pytest.mark.slow),  # Two chunks.
+        pytest.param(512, 256, 128, "gelu_tanh", True, marks=pytest.mark.slow),
+        pytest.param(1024, 1536, 768, None, True, marks=pytest.mark.exhaustive),  # Two chunks.
     ],
 )
 def test_kernel_equals_plain_jax(tokens, inner, hidden, activation, has_dropout):
