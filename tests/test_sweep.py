@@ -683,7 +683,7 @@ WRONG = {
         {
             "search": {"learning_rate": ("uniform", 1e-4, 1e-3)},
             "halving": 1.0,
-            "without": ("grid", "trials"),
+            "without": ("grid", "trials", "train_fractions"),
         },
         r"config\.halving=1\.0",
     ),

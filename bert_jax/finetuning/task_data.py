@@ -75,6 +75,12 @@ def read_task_data(
     task = read_task(config, saved_head, tokenizer, labels_of_run)
     if not task.train:
         raise ValueError(f"task={config.task} has no examples to train on; {TO_PREDICT}")
+    if 0 < config.train_fraction < 1 and not task.notes.get("train examples dropped"):
+        raise ValueError(
+            f"config.train_fraction={config.train_fraction:g}: no training example is left out. "
+            "Expected a smaller fraction; a task of your own must call limit_examples of "
+            "bert_jax/tasks/task.py with the notes of the task that it returns"
+        )
 
     head_settings = {"task": task.head.name, "labels": list(task.labels)}
     head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings

@@ -29,14 +29,24 @@ class Configuration(NamedTuple):
 
 
 def grid_overrides(config: ConfigDict) -> Overrides:
-    """Returns the combinations of the grid, then the configurations of `config.trials`."""
+    """Returns the combinations of the grid, then the configurations of `config.trials`.
+
+    With `train_fractions`, each of them for each fraction; without any, `base` for each fraction.
+    """
     grid = flatten(config.grid)
     overrides = [
         ("grid", dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
         if grid
     ]
-    return overrides + [(f"trials[{index}]", values) for index, values in enumerate(config.trials)]
+    overrides += [(f"trials[{index}]", values) for index, values in enumerate(config.trials)]
+    if not config.train_fractions:
+        return overrides
+    return [
+        (where, values | {"train_fraction": fraction})
+        for where, values in overrides or [("train_fractions", {})]
+        for fraction in config.train_fractions
+    ]
 
 
 def make_configurations(

@@ -52,10 +52,10 @@ def importances(config: ConfigDict, summaries: Sequence[Summary]) -> dict[str, f
     By Optuna's PED-ANOVA (Watanabe et al., 2023): how much the values of the best tenth of the
     configurations differ from those of all. Returns {} without Optuna, if only one field varies, or
     for fewer than `MIN_CONFIGURATIONS` with a score. Of a search with `halving`, those of its first
-    number of epochs count, which all configurations have.
+    number of epochs count, which all configurations have; of `train_fractions`, the largest.
     """
     fields = compared_fields(config, summaries)
-    scored = [summary for summary in summaries if summary.median > -math.inf]
+    scored = [each for each in with_most_examples(config, summaries) if each.median > -math.inf]
     if halving := config.get("halving", ()):
         scored = [each for each in scored if each.configuration.values["num_epochs"] == halving[0]]
     if (
@@ -98,11 +98,20 @@ def importances(config: ConfigDict, summaries: Sequence[Summary]) -> dict[str, f
 
 
 def compared_fields(config: ConfigDict, summaries: Sequence[Summary]) -> list[str]:
-    """Returns the fields that vary, without the number of epochs that `halving` sets."""
+    """Returns the fields that vary, without those that `halving` or `train_fractions` set."""
     names = [*summaries[0].configuration.values]
+    if len(config.get("train_fractions", ())) > 1:
+        names.remove("train_fraction")
     if "search" in config and "num_epochs" not in config.search:
         names.remove("num_epochs")
     return names
+
+
+def with_most_examples(config: ConfigDict, summaries: Sequence[Summary]) -> list[Summary]:
+    """Returns the summaries of the largest of `train_fractions`; without them, all."""
+    if len(fractions := config.get("train_fractions", ())) < 2:
+        return [*summaries]
+    return [s for s in summaries if s.configuration.values["train_fraction"] == max(fractions)]
 
 
 def values_of(summaries: Sequence[Summary], name: str) -> list:

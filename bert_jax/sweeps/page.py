@@ -155,7 +155,7 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
     classes = {"notes": "notes", "value": "value"}
     numbers = ["score", "median", "std", "min", "max", "examples", "precision", "recall", "f1"]
     numbers += ["importance"]
-    numbers += [name for name in rows[0] if name.startswith("predicted ")]
+    numbers += [name for name in rows[0] if name.startswith(("predicted ", "train_fraction="))]
     classes |= dict.fromkeys(numbers, "number")
     lines = []
     for tag, row in zip(["th", *["td"] * (len(rows) - 1)], rows, strict=True):

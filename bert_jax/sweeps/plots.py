@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bert_jax.sweeps.configurations import format_value
-from bert_jax.sweeps.summaries import Summary, name_of_score
+from bert_jax.sweeps.summaries import FractionCurve, Summary, name_of_score
 
 COLORS = {
     "blue": "#0072b2",
@@ -51,6 +51,29 @@ def draw_curves(axis: Axes, ranked: Sequence[Summary]) -> None:
     axis.set_xlabel("training step")
     axis.set_ylabel(name_of_score(ranked))
     axis.xaxis.set_major_locator(round_ticks(6))
+
+
+def draw_fractions(axis: Axes, curves: Sequence[FractionCurve]) -> None:
+    """Plots the median score over the fractions of train, with a line per configuration.
+
+    The bars of the colored ones are from the minimum to the maximum over seeds.
+    """
+    fractions = [*curves[0].by_fraction]
+    is_log = is_logarithmic("train_fraction", fractions)
+    axis.set_xscale("log" if is_log else "linear")
+    for rank, curve in reversed(list(enumerate(curves))):
+        known = [(x, own) for x, own in curve.by_fraction.items() if math.isfinite(own.median)]
+        medians = [summary.median for _, summary in known]
+        ranges = np.array(
+            [(own.median - min(own.scores), max(own.scores) - own.median) for _, own in known]
+        )
+        bars = ranges.T if rank < len(COLORS) and ranges.any() else None
+        style = {"marker": "o", "markersize": 3, "linewidth": 1.3, "capsize": 3}
+        axis.errorbar([x for x, _ in known], medians, bars, color=color_of_rank(rank), **style)
+    axis.set_xlabel("fraction of train, log scale" if is_log else "fraction of train")
+    axis.set_ylabel(name_of_score([*curves[0].by_fraction.values()]))
+    axis.xaxis.set_minor_locator(ticker.NullLocator())
+    label_values(axis, fractions, list(map(format_value, fractions)))
 
 
 def round_ticks(count: int) -> ticker.MaxNLocator:

@@ -20,7 +20,7 @@ from bert_jax.runtime.config_fields import flatten
 from bert_jax.sweeps import plots
 from bert_jax.sweeps.commands import finetune_command
 from bert_jax.sweeps.configurations import Configuration, format_value, plural
-from bert_jax.sweeps.findings import at_edges, importances
+from bert_jax.sweeps.findings import at_edges, importances, with_most_examples
 from bert_jax.sweeps.page import (
     Beside,
     Block,
@@ -35,6 +35,7 @@ from bert_jax.sweeps.page import (
 from bert_jax.sweeps.summaries import (
     Summary,
     best_trial,
+    fraction_curves,
     has_one_seed,
     name_of_score,
     status,
@@ -60,6 +61,12 @@ ABOUT_CURVES = "The best configurations are colored; all others are gray."
 ABOUT_MEDIAN_CURVES = (
     f"Median at each evaluation over the seeds that had it and did not diverge. {ABOUT_CURVES}"
 )
+ABOUT_FRACTIONS = (
+    "Score of the best checkpoint on dev, trained on the first part of the same order of the "
+    "training examples. Sorted by the score of the largest fraction, which decides the colors."
+)
+ABOUT_MEDIAN_FRACTIONS = f"{ABOUT_FRACTIONS} Medians over seeds, with the minimum and maximum."
+ABOUT_LARGEST_FRACTION = "Only trials with the largest fraction of train are shown."
 ABOUT_FIELDS = (
     "A dot is a trial; the line, or the bar of a category, is the median of all trials with that "
     "value. Values for which all trials diverged are not shown."
@@ -127,7 +134,10 @@ def run_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     for name in ("name", "directory", "hub", "train", "dev", "test", "passages"):
         if base.data.get(name) and f"data.{name}" not in fields:
             rows.append([f"data.{name}", base.data[name]])
-    for name, values in flatten(config.get("grid", ConfigDict())).items():
+    varied = flatten(config.get("grid", ConfigDict()))
+    if fractions := config.get("train_fractions", ()):
+        varied["train_fraction"] = fractions
+    for name, values in varied.items():
         if name not in fields:
             rows.append([name, format_value(values[0])])
     search = flatten(config.get("search", ConfigDict()))
@@ -264,6 +274,7 @@ def plot_sections(
     curves = Plot(curves, plots.draw(6.4, 4, curves, lambda axis: plots.draw_curves(axis, ranked)))
     about = ABOUT_CURVES if has_one_seed(summaries) else ABOUT_MEDIAN_CURVES
     sections = [Section("Learning curves", [about, Beside(curves, Legend(named))])]
+    sections += fraction_sections(config, summaries)
     epochs: list[Block] = []
     fields = [*summaries[0].configuration.values]
     if "search" in config:
@@ -282,18 +293,51 @@ def plot_sections(
         svg = plots.draw(width, 4.6, name, lambda axis: plots.draw_parallel(axis, ranked))
         parallel = [ABOUT_PARALLEL, Legend(named), [Plot(name, svg, is_wide=True)]]
         sections.append(Section("Parallel coordinates", parallel))
-    panels = []
+    panels, about, compared = [], ABOUT_FIELDS, with_most_examples(config, summaries)
+    if len(compared) < len(summaries):
+        fields.remove("train_fraction")
+        about = f"{ABOUT_FIELDS} {ABOUT_LARGEST_FRACTION}"
     for field in fields:
         svg = plots.draw(
             4.4,
             3.3,
             f"Score by {field}",
-            lambda axis, field=field: plots.draw_field(axis, summaries, field),
+            lambda axis, field=field: plots.draw_field(axis, compared, field),
         )
         panels.append(Plot(f"Score by {field}", svg))
-    by_field = [ABOUT_FIELDS, *epochs, panels] if panels else ["No field varies."]
+    by_field = [about, *epochs, panels] if panels else ["No field varies."]
     by_field += importance_blocks(config, summaries)
     return [*sections, Section("Score by hyperparameter", by_field)]
+
+
+def fraction_sections(config: ConfigDict, summaries: Sequence[Summary]) -> list[Section]:
+    """Returns the score of each configuration over `train_fractions`, if there are several."""
+    if len(config.get("train_fractions", ())) < 2:
+        return []
+    curves, is_single = fraction_curves(summaries), has_one_seed(summaries)
+    named = [(name, code) for name, code in plots.COLORS.items()]
+    legend = Legend(
+        [((code, name), each.label) for (name, code), each in zip(named, curves, strict=False)]
+    )
+    title = "Score by fraction of train"
+    svg = plots.draw(6.4, 4, title, lambda axis: plots.draw_fractions(axis, curves))
+    rows = [
+        ["configuration", *(f"train_fraction={format_value(x)}" for x in curves[0].by_fraction)]
+    ]
+    for curve in curves:
+        cells = []
+        for summary in curve.by_fraction.values():
+            cell = f"{summary.median:.4f}" if math.isfinite(summary.median) else ""
+            if not is_single and summary.scores:
+                cell += f" ({min(summary.scores):.4f} to {max(summary.scores):.4f})"
+            cells.append(cell.strip())
+        rows.append([curve.label, *cells])
+    about = ABOUT_FRACTIONS if is_single else ABOUT_MEDIAN_FRACTIONS
+    return [
+        Section(
+            "Fractions of the training data", [about, Beside(Plot(title, svg), legend), Table(rows)]
+        )
+    ]
 
 
 def importance_blocks(config: ConfigDict, summaries: Sequence[Summary]) -> list[Block]:

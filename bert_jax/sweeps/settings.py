@@ -24,6 +24,7 @@ TYPES = {
     "grid": (ConfigDict, 'a dict such as {"batch_size": (16, 32)}'),
     "search": (ConfigDict, 'a dict such as {"learning_rate": ("log_uniform", 1e-5, 1e-4)}'),
     "trials": (Sequence, 'a tuple of dicts, such as ({"learning_rate": 1e-4},)'),
+    "train_fractions": (Sequence, "a tuple of numbers, such as (0.1, 0.3, 1.0)"),
     "halving": (Sequence, "a tuple of numbers of epochs, such as (1.0, 3.0)"),
     "num_trials": (int, "a whole number"),
     "trials_per_round": (int, "a whole number"),
@@ -35,7 +36,7 @@ TYPES = {
 
 # Fields that decide, with the grid's, which trials are run, and in which programs: workers
 # must agree on them.
-PROGRAM_FIELDS = ("trials", "num_trials", "num_seeds", "max_stacked_trials")
+PROGRAM_FIELDS = ("trials", "train_fractions", "num_trials", "num_seeds", "max_stacked_trials")
 MAY_CHANGE = (*sweep_fields.MAY_CHANGE, *(f"base.{name}" for name in finetune_fields.MAY_CHANGE))
 
 
@@ -90,7 +91,7 @@ def check_sweep(config: ConfigDict) -> None:
         search.check_search(config)
         return
     grid = flatten(config.grid)
-    if not grid and not config.trials:
+    if not grid and not config.trials and not config.train_fractions:
         fix = "set the values of one or more fields, such as batch_size=(16,), or `trials`"
         raise ValueError(f"config.grid is empty: {fix}")
     for name, values in grid.items():
@@ -102,6 +103,27 @@ def check_sweep(config: ConfigDict) -> None:
     for index, values in enumerate(config.trials):
         if not isinstance(values, dict):
             raise ValueError(f"trials[{index}]={values!r}: expected a dict of fields and values")
+    check_train_fractions(config)
+
+
+def check_train_fractions(config: ConfigDict) -> None:
+    """Raises ValueError if the fractions are invalid, or other fields set what they set."""
+    fractions = config.train_fractions
+    is_number = [isinstance(each, int | float) and 0 < each <= 1 for each in fractions]
+    if not all(is_number) or len(set(fractions)) < len(fractions):
+        raise ValueError(
+            f"config.train_fractions={fractions}: expected different numbers, above 0 and up to 1"
+        )
+    given = [(f"config.grid.{name}", name) for name in flatten(config.grid)]
+    given += [(f"trials[{n}].{name}", name) for n, own in enumerate(config.trials) for name in own]
+    for place, name in given:
+        if name == "train_fraction":
+            raise ValueError(f"{place}: set config.train_fractions instead, for all configurations")
+        if name == "max_train_examples" and fractions:
+            raise ValueError(
+                f"{place}: with config.train_fractions, which are of its examples, expected a "
+                "single value: set config.base.max_train_examples"
+            )
 
 
 def settings_of(config: ConfigDict) -> dict:
@@ -132,7 +154,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
             raise ValueError(f"workdir {workdir} holds a run ({run}), not a sweep: use another")
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
-    defaults = {name: field.default for name, field in sweep_fields.FIELDS.items()}
+    defaults = {name: field.default for name, field in fields_of_sweep(config).items()}
     saved, settings = as_saved(defaults | content["config"]), as_saved(settings_of(config))
     changed = [
         name
@@ -144,8 +166,8 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
         {name: value for name, value in settings.items() if name not in changed},
         path,
         MAY_CHANGE,
-        "A sweep can be extended: by values of the grid, `trials` and num_seeds, or by num_trials "
-        "of a search",
+        "A sweep can be extended: by values of the grid, `trials`, train_fractions and num_seeds, "
+        "or by num_trials of a search",
     )
     for program in content["programs"] if changed else ():
         if worker := claims.holder(workdir / "programs" / program, {}):
@@ -184,6 +206,7 @@ def renamed_trials(
     del before.grid
     before.grid = saved["grid"]
     before.trials, before.num_seeds = tuple(saved["trials"]), saved["num_seeds"]
+    before.train_fractions = tuple(saved.get("train_fractions", ()))  # Added later than the others.
 
     def workdirs(config):
         configurations = make_configurations(config, grid_overrides(config), directory)
@@ -194,8 +217,8 @@ def renamed_trials(
     if missing := [workdir.name for settings, workdir in old.items() if settings not in new]:
         more = f" and {len(missing) - 1} more" * (len(missing) > 1)
         raise ValueError(
-            f"{path} has the trial {missing[0]}{more}, which the grid, `trials` and num_seeds no "
-            "longer include: a sweep can grow, and does not shrink. Give the old values as well, "
-            "or use another workdir"
+            f"{path} has the trial {missing[0]}{more}, which the grid, `trials`, train_fractions "
+            "and num_seeds no longer include: a sweep can grow, and does not shrink. Give the old "
+            "values as well, or use another workdir"
         )
     return {workdir: new[key] for key, workdir in old.items() if workdir != new[key]}

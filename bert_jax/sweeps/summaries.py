@@ -65,6 +65,24 @@ def summarize(configuration: Configuration, metric: str) -> Summary:
     return summary._replace(scores=[result[split][name] for result in summary.scored])
 
 
+class FractionCurve(NamedTuple):
+    """The summaries of a configuration over `train_fractions`, by increasing fraction."""
+
+    label: str  # Its values of the other fields.
+    by_fraction: dict[float, Summary]
+
+
+def fraction_curves(summaries: Sequence[Summary]) -> list[FractionCurve]:
+    """Groups summaries that differ only in `train_fraction`; the best one at the largest first."""
+    groups: dict[str, dict[float, Summary]] = {}
+    for summary in summaries:
+        values = dict(summary.configuration.values)
+        fraction = values.pop("train_fraction")
+        groups.setdefault(str(Configuration(values, [])), {})[fraction] = summary
+    curves = [FractionCurve(name, dict(sorted(group.items()))) for name, group in groups.items()]
+    return sorted(curves, key=lambda curve: [*curve.by_fraction.values()][-1].rank, reverse=True)
+
+
 def has_one_seed(summaries: Sequence[Summary]) -> bool:
     return all(len(summary.results) == 1 for summary in summaries)
 

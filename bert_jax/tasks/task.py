@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import ModelInput
@@ -81,15 +82,30 @@ class Task:
 def limit_examples(
     examples: Sequence, config: ConfigDict, split: str, notes: dict[str, int]
 ) -> Sequence:
-    """Returns `max_train_examples` or `max_eval_examples` evenly spaced examples (0: all).
+    """Returns the examples of a split that the configuration uses, in their order.
 
-    Records in `notes` how many were dropped.
+    `max_train_examples` or `max_eval_examples` (0: all) are evenly spaced. `train_fraction` of what
+    is left of train (0: all) are the first of an order that depends only on their number, so that a
+    smaller fraction is part of a larger one. Records in `notes` how many were dropped. Raises
+    ValueError if the fraction leaves none.
     """
     limit = config.max_train_examples if split == "train" else config.max_eval_examples
-    if not 0 < limit < len(examples):
+    kept = list(range(len(examples)))
+    if 0 < limit < len(examples):
+        kept = [index * len(examples) // limit for index in range(limit)]
+    if split == "train" and kept and 0 < (fraction := config.train_fraction) < 1:
+        count = round(fraction * len(kept))
+        if not count:
+            raise ValueError(
+                f"config.train_fraction={fraction:g}: it leaves none of {len(kept)} training "
+                f"examples: expected more than {0.5 / len(kept):.2g}"
+            )
+        order = np.random.default_rng(0).permutation(len(kept))
+        kept = [kept[position] for position in sorted(order[:count])]
+    if len(kept) == len(examples):
         return examples
-    notes[f"{split} examples dropped"] = len(examples) - limit
-    return [examples[index * len(examples) // limit] for index in range(limit)]
+    notes[f"{split} examples dropped"] = len(examples) - len(kept)
+    return [examples[index] for index in kept]
 
 
 class TrainedHead(NamedTuple):

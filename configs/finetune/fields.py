@@ -44,6 +44,12 @@ TASK = {
     ),
     "new_head": Field(False, "Ignore the head of `init_from` and train a new one."),
     "max_train_examples": Field(0, "Maximum number in train, evenly spaced; 0: all.", AT_LEAST_0),
+    "train_fraction": Field(
+        0.0,
+        "Such as 0.3: trains on this part of what max_train_examples leaves, the first examples of "
+        "a fixed random order, so that a larger part has all of a smaller one. 0 or 1: all.",
+        Bounds(0, 1),
+    ),
     "max_eval_examples": Field(
         0, "Maximum number in each of dev and test, evenly spaced; 0: all.", AT_LEAST_0
     ),

@@ -33,6 +33,11 @@ GRID = {
         'More configurations, each a dict such as {"learning_rate": 1e-4, '
         '"model.dropout_rate": 0.2}.',
     ),
+    "train_fractions": Field(
+        (),
+        "Parts of the training examples, such as 0.1, 0.3 and 1.0: each configuration is trained "
+        "on each of them, as `base.train_fraction`, and the report has learning curves.",
+    ),
 }
 
 # Those of a search, such as search.py.

@@ -67,6 +67,8 @@ def test_fields_of_the_architecture_and_of_an_own_task_are_its_own():
         ("model.lstm_size", -1, "at least 0"),
         ("max_train_examples", -1, "at least 0"),
         ("max_eval_examples", -1, "at least 0"),
+        ("train_fraction", -0.1, "at least 0 and at most 1"),
+        ("train_fraction", 1.1, "at least 0 and at most 1"),
         ("num_seeds", 0, "at least 1"),
         ("batch_size", 0, "at least 1"),
         ("log_every", 0, "at least 1"),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from bert_jax.sweeps import plots
 from bert_jax.sweeps.configurations import Configuration
-from bert_jax.sweeps.summaries import Summary
+from bert_jax.sweeps.summaries import FractionCurve, Summary
 
 
 def draw_scores(name: str, values: tuple) -> Axes:
@@ -121,3 +121,21 @@ def test_axis_of_parallel_coordinates_has_the_values_in_order(values, is_log, la
     if plots.is_numeric(values):
         assert sorted(by_value, key=by_value.get) == sorted(by_value)
     assert all(math.isfinite(height) for height, _ in ticks)
+
+
+def test_learning_curves_have_the_median_of_each_fraction_and_bars_over_the_seeds():
+    scores = {0.01: [], 0.3: [0.5, 0.4, 0.7], 1.0: [0.8, 0.9, 0.8]}
+    point = Configuration({}, [])
+    by_fraction = {
+        fraction: Summary(point, [{}] * 3 if own else [{"diverged": 2}], own, "dev/f1")
+        for fraction, own in scores.items()
+    }
+    axis = draw(plots.draw_fractions, [FractionCurve("base", by_fraction)] * 6)
+    gray, *_, first = axis.containers
+    line, _, (bars,) = first
+    assert list(line.get_xdata()) == [0.3, 1.0] and list(line.get_ydata()) == [0.5, 0.8]
+    ends = [[y for _, y in segment] for segment in bars.get_segments()]
+    assert ends == [pytest.approx([0.4, 0.7]), pytest.approx([0.8, 0.9])]
+    assert not gray.has_yerr and line.get_color() == plots.color_of_rank(0)
+    assert axis.get_xscale() == "log" and axis.get_ylabel() == "median dev/f1"
+    assert [each.get_text() for each in axis.get_xticklabels()] == ["0.01", "0.3", "1"]

@@ -495,7 +495,10 @@ def test_examples_over_the_limit_are_dropped_and_counted(tokenizer, tmp_path):
     assert [feature.label for feature in task.train] == [0, 0, 1]  # Lines 0, 3 and 6.
     assert task.notes["train examples dropped"] == 7 and len(task.splits[0].features) == 10
     assert task.notes["train examples of the rarest label, 'b'"] == 1  # Of those trained on.
-    config.max_train_examples, config.max_eval_examples = 1, 2
+    config.max_train_examples, config.train_fraction = 8, 0.25
+    task = text_classification.get_task(config, tokenizer)
+    assert len(task.train) == 2 and task.notes["train examples dropped"] == 8
+    config.max_train_examples, config.max_eval_examples, config.train_fraction = 1, 2, 0.0
     task = text_classification.get_task(config, tokenizer)
     assert task.labels == ("a", "b") and task.notes["dev examples dropped"] == 8
     task.splits[0].write([np.zeros(2), np.ones(2)], tmp_path)
