@@ -688,7 +688,7 @@ def test_split_without_labels_is_predicted_but_not_scored(finished):
     assert len((workdir / "predictions/test.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
     finished, given, tmp_path
 ):

@@ -109,7 +109,7 @@ def test_load_needs_only_the_directory(finished, tmp_path):
     ("stop_at", "signaled"),
     [
         (3, True),
-        pytest.param(3, False, marks=pytest.mark.slow),
+        pytest.param(3, False, marks=pytest.mark.exhaustive),
         pytest.param(6, True, marks=pytest.mark.slow),
         pytest.param(6, False, marks=pytest.mark.exhaustive),
     ],
@@ -452,7 +452,7 @@ def test_labels_of_other_rows_train_the_next_sentence_head(tmp_path, kind):
     assert np.isfinite(result["nsp_loss"]) and 0 < result["nsp_accuracy"] <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_left_to_right_model_is_trained_on_full_sentences_and_fine_tuned(tmp_path):
     corpus = build_small_corpus(tmp_path, rows="full_sentences")
     fields = {"objective": "left_to_right", "next_sentence": False}
@@ -499,7 +499,9 @@ DESCENDANTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DESCENDANTS)
+@pytest.mark.parametrize(
+    "name", ["roberta_base", pytest.param("albert_base", marks=pytest.mark.exhaustive)]
+)
 def test_descendants_are_trained_by_their_recipes_and_loaded(name, tmp_path):
     filename, rows, fields = DESCENDANTS[name]
     text, vocabulary = tmp_path / "text.txt", tmp_path / filename
@@ -568,7 +570,9 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive)]
+)
 def test_run_that_is_asked_to_stop_saves_the_step_and_exits_as_preempted(corpus, tmp_path, number):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
@@ -582,7 +586,7 @@ def test_run_that_is_asked_to_stop_saves_the_step_and_exits_as_preempted(corpus,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["reader", "disk"])
+@pytest.mark.parametrize("lost", ["reader", pytest.param("disk", marks=pytest.mark.exhaustive)])
 def test_run_whose_log_cannot_be_written_trains_to_its_end(corpus, tmp_path, lost):
     workdir, fields = tmp_path / "run", ("num_steps=4", "log_every=1", "checkpoint_every=2")
     if lost == "disk":

@@ -947,7 +947,7 @@ def test_preempted_sweep_saves_and_resumes(given, uninterrupted, tmp_path):
     assert report_of(workdir) == report_of(uninterrupted)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "victim", [0, *(pytest.param(victim, marks=pytest.mark.exhaustive) for victim in (None, 1))]
 )

@@ -135,7 +135,7 @@ def test_one_changed_bit_of_each_file_is_an_error_or_has_no_effect(damage):
         damage.flip(path, rng)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_200_changed_bits_are_errors_or_have_no_effect(damage):
     """Over all bytes, and as often over all files: most are small."""
     rng = random.Random(1)

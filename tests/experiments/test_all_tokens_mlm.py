@@ -33,7 +33,7 @@ def test_loss_equals_the_mixture_in_float64():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_tokens_have_a_loss_and_the_generator_its_own():
     model = OBJECTIVE.make_model(CONFIG, ExecutionPlan())
     params = jax.jit(model.init)(jax.random.key(0), example_batch())["params"]

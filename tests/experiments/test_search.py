@@ -46,7 +46,7 @@ def workdir(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_stages_of_a_small_model_are_reported(workdir, monkeypatch):
     search.run_study(workdir / "xquad.json", workdir / "runs", num_seeds=1)
     report = (workdir / "report.md").read_text()

@@ -71,8 +71,6 @@ FAMILIES = {  # Fields of the configuration that differ from BERT's.
     "longformer": {},
     "xlnet": {},
 }
-# All others are in the slow tier.
-EXHAUSTIVE = ("albert", "deberta", "distilbert", "electra", "esm", "longformer", "mpnet", "xlnet")
 LENGTH = 24
 
 
@@ -91,7 +89,7 @@ def family_tokenizer(family, directory):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(family, marks=[pytest.mark.exhaustive] * (family in EXHAUSTIVE))
+        pytest.param(family, marks=() if family == "modernbert" else pytest.mark.exhaustive)
         for family in FAMILIES
     ],
 )
@@ -164,7 +162,11 @@ def random_labels(names, seed=2, count=24):
     return [rng.choice(names) for _ in range(count)]
 
 
-@pytest.mark.parametrize("is_pair", [False, True], ids=["texts", "pairs"])
+@pytest.mark.parametrize(
+    "is_pair",
+    [pytest.param(False, marks=pytest.mark.exhaustive), True],
+    ids=["texts", "pairs"],
+)
 def test_classification(weights, is_pair, tmp_path):
     labels = random_labels(["no", "yes", "maybe"])
     rows = [{"text": text, "label": label} for text, label in zip(texts(24), labels, strict=True)]
@@ -220,7 +222,9 @@ def test_multiple_choice(weights, tmp_path):
     check_choices(model, tmp_path)
 
 
-@pytest.mark.parametrize("role", ["bi_encoder", "cross_encoder"])
+@pytest.mark.parametrize(
+    "role", ["bi_encoder", pytest.param("cross_encoder", marks=pytest.mark.exhaustive)]
+)
 def test_retrieval(weights, role, tmp_path):
     queries, passages = texts(24, seed=2), texts(96, seed=3)
     rows = [

@@ -144,7 +144,7 @@ CASES += [
 @pytest.mark.parametrize(
     ("role", "fields"),
     [
-        pytest.param(*case, marks=pytest.mark.slow if index < 2 else pytest.mark.exhaustive)
+        pytest.param(*case, marks=pytest.mark.slow if index < 1 else pytest.mark.exhaustive)
         for index, case in enumerate(CASES)
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
@@ -158,7 +158,9 @@ def test_update_equals_the_gradients_of_the_whole_batch(role, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["bi_encoder", "multi_vector"])
+@pytest.mark.parametrize(
+    "role", ["bi_encoder", pytest.param("multi_vector", marks=pytest.mark.exhaustive)]
+)
 def test_one_microbatch_whose_rows_have_several_examples_has_these_gradients(role):
     case = make_case(role)
     found, num_microbatches = update(case, devices=8, rows_per_microbatch=8)

@@ -144,7 +144,7 @@ def test_teacher_with_another_vocabulary_reads_the_text_itself(given, tmp_path):
         assert LABELS[output.argmax()] == labels[0].label
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stacked_seeds_learn_from_the_teacher_alone(given, tmp_path):
     given.update({"num_seeds": 2, "num_epochs": 2.0, "learning_rate": 1e-3})
     given.data.dev = ""  # The last checkpoints are kept.

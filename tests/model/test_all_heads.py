@@ -6,7 +6,7 @@ from bert_jax.model.heads import HEADS
 from tests.suites import heads
 
 # The exhaustive tier has all heads on all architectures.
-ALWAYS = ("tagging", "span", "embedding")
+ALWAYS = ("tagging", "embedding")
 IN_SLOW_TIER = (("classification", "modernbert"),)
 
 

@@ -286,7 +286,7 @@ def test_terms_of_distances_count_each_relative_embedding_once(fields, length, n
     assert flops["c2p|p2c"] - flops["c2p"] == flops["c2p"] - flops[""]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
     corpus = build_small_corpus(tmp_path, write_vocabulary(tmp_path / "vocab.txt"))
     config = small_config(corpus)

@@ -137,7 +137,7 @@ def write_proteins(path) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_proteins_are_trained_on_finetuned_loaded_and_exported(tmp_path):
     """A random model in transformers' format is trained on, as one that was downloaded is."""
     write_esm_vocabulary(tmp_path / "tokenizer")

@@ -95,7 +95,7 @@ jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x: x[1], jax.vma
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stacked_trials_start_on_two_cores_with_the_parameters_of_each_alone():
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", STACKED_INIT], env=environment, timeout=120, check=True)
@@ -145,7 +145,9 @@ def trained(module, weights, workdir):
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=pytest.mark.slow) for each in (conll2003, feature_based)],
+    params=[
+        pytest.param(each, marks=pytest.mark.exhaustive) for each in (conll2003, feature_based)
+    ],
 )
 def tagger(request, weights, tmp_path_factory):
     return request.param, *trained(request.param, weights, tmp_path_factory.mktemp("tagger"))

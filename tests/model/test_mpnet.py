@@ -117,7 +117,7 @@ def test_its_configuration_has_its_sizes():
     assert make_model_config(config, 30527) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
     vocabulary = write_vocabulary(tmp_path / "vocab.txt", pad_id=1)
     config = small_config(build_small_corpus(tmp_path, vocabulary))

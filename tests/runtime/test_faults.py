@@ -115,6 +115,7 @@ SAVES_EACH_STEP = (
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_process_killed_during_a_save_makes_the_other_ask_to_resume(corpus, tmp_path, victim):
     workdir = tmp_path / "run"

@@ -22,7 +22,7 @@ from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
 from tests.helpers.json_lines import write_lines
-from tests.helpers.models import batch_of_row, small_model_config
+from tests.helpers.models import batch_of_row, small_model_config, write_head
 from tests.helpers.predict_equals_load import predict
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -158,6 +158,7 @@ def test_threshold_decides_between_an_answer_and_none(finished):
         model.answer("the king", CONTEXT, null_threshold="0")
 
 
+@pytest.mark.slow
 def test_tuned_threshold_is_kept_with_the_head(finished, tmp_path):
     run, _, _ = finished
     searched = bert_jax.load(run).head["null_threshold"]
@@ -192,6 +193,7 @@ def test_answers_outside_their_contexts_are_named(tokenizer, tmp_path, caplog):
     ]
 
 
+@pytest.mark.slow
 def test_exported_head_keeps_its_config(finished, tmp_path):
     expected = read_model(finished[0] / "best")
     save_huggingface(tmp_path / "huggingface", *expected[:3])
@@ -200,6 +202,7 @@ def test_exported_head_keeps_its_config(finished, tmp_path):
     assert found["null_answers"] and "null_threshold" in found and "max_query_length" in found
 
 
+@pytest.mark.slow
 def test_head_without_config_uses_windows_that_fit_its_positions(finished, tmp_path):
     save_huggingface(tmp_path / "huggingface", *read_model(finished[0] / "best")[:3])
     config = tmp_path / "huggingface" / "config.json"
@@ -229,6 +232,7 @@ def test_version_1_answers_every_question_and_counts_skipped_ones(pretrained, tm
     assert set(result["dev"]) == {"exact", "f1", "loss"}
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch):
     model = bert_jax.load(finished[0] / "best")
     context = " ".join([CONTEXT] * 8)
@@ -242,6 +246,7 @@ def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch)
         assert one.probability == pytest.approx(other.probability, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_list_of_questions_is_answered_as_each_alone(finished):
     model = bert_jax.load(finished[0] / "best")
     questions, contexts = ["old king", "the road"], [" ".join([CONTEXT] * 4), CONTEXT]
@@ -417,8 +422,8 @@ def test_impossible_lengths_raise_a_clear_error(tokenizer, tmp_path, field, valu
         get_task(config, tokenizer)
 
 
-def test_bad_questions_raise_a_clear_error(finished, pretrained):
-    model = bert_jax.load(finished[0] / "best")
+def test_bad_questions_raise_a_clear_error(pretrained, tmp_path):
+    model = bert_jax.load(write_head(tmp_path, task="span", labels=["start", "end"]))
     for arguments, error, message in [
         (([None], CONTEXT), TypeError, "question must be a string or a list .* got None"),
         ((["q"], [CONTEXT] * 2), ValueError, "1 questions and 2 contexts: expected one context"),

@@ -117,12 +117,10 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
         assert kernel < 2 * plain
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("length", "head_dim"),
-    [
-        pytest.param(128, 64, marks=pytest.mark.slow),
-        pytest.param(256, 128, marks=pytest.mark.exhaustive),
-    ],
+    [(128, 64), (256, 128)],
 )
 def test_float32_copies_of_bfloat16_blocks_equal_float32_inputs(length, head_dim):
     *arrays, biases, ids = make_inputs(length, dtype="bfloat16")
