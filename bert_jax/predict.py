@@ -68,6 +68,11 @@ OPTIONS = {
     ),
     "text_pair": Field(None, "Tables: column of the second text" + AS_TRAINED, kind=str),
     "label": Field(None, "Tables: column of the label, to score" + AS_TRAINED, kind=str),
+    "label_columns": Field(
+        None,
+        "Tables: columns of 0 and 1 for the labels of a text, to score: red,blue" + AS_TRAINED,
+        kind=str,
+    ),
     "id": Field(None, "Tables: column of the ids; default: numbers from 0.", kind=str),
     "header_lines": Field(
         None, "Tables: lines before the first example; default: 1.", AT_LEAST_1, kind=int

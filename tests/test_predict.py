@@ -9,6 +9,7 @@ import itertools
 import json
 import pkgutil
 import random
+import re
 import subprocess
 import sys
 import time
@@ -68,6 +69,53 @@ def test_blocks_of_a_table_are_predicted_and_scored_as_load_does(
     assert scores["found.jsonl"] == expected.scores and expected.scores["examples"] == 20
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["found.jsonl"]
     assert read_lines(tmp_path / "out/found.jsonl") == expected.rows
+
+
+@pytest.mark.filterwarnings("ignore:.*are truncated to")
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_columns_of_0_and_1_are_scored_as_lists_of_labels(suffix, tmp_path):
+    labels = ["no", "yes", "maybe"]
+    model = write_head(tmp_path, task="multi_label", labels=labels, max_seq_length=23)
+    loaded = bert_jax.load(model)
+    loaded.settings |= {"task": "text_classification", "data": {"label_columns": labels[::-1]}}
+    loaded.save(tmp_path / "trained")  # As a run with these columns stores it.
+    rng = random.Random(0)
+    sets = [rng.sample(labels, number % 4) for number in range(9)]
+    lists = [{"text": a, "label": b} for a, b in zip(texts(9), sets, strict=True)]
+    rows = [{"text": a["text"]} | {name: int(name in a["label"]) for name in labels} for a in lists]
+    expected = loaded.predict(lists)
+    path = write_table(tmp_path / f"new{suffix}", [*rows, dict.fromkeys(rows[0])])
+    scores = predict(tmp_path / "trained", path, tmp_path / "found.jsonl")["found.jsonl"]
+    by_flag = {"label_columns": "yes,no,maybe"}
+    assert predict(model, path, tmp_path / "flag.jsonl", by_flag)["flag.jsonl"] == scores
+    with pytest.warns(UserWarning, match="rows without any field"):
+        found = loaded.predict(path, label_columns=labels)
+    assert scores == expected.scores == found.scores
+    assert read_lines(tmp_path / "found.jsonl") == found.rows
+    assert [row["label"] for row in found.rows] == [row["label"] for row in expected.rows]
+    # Without the columns, or with another one.
+    unlabeled = write_table(tmp_path / f"unlabeled{suffix}", [{"text": text} for text in texts(3)])
+    assert predict(tmp_path / "trained", unlabeled, tmp_path / "unlabeled_found.jsonl") == {}
+    listed = [{"text": text, "y": "no|yes"} for text in texts(3)]
+    path = write_table(tmp_path / f"listed{suffix}", listed)
+    scores = predict(tmp_path / "trained", path, tmp_path / "listed_found.jsonl", {"label": "y"})
+    assert scores["listed_found.jsonl"]["examples"] == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "place"),
+    [
+        ("multi_label", {"label_columns": "no,yes"}, "label_columns=no,yes"),
+        ("multi_label", {"label_columns": "no,yes,maybe", "label": "y"}, "label=y"),
+        ("multi_label", {"label_columns": "no,yes,maybe"}, "new.jsonl, line 1: no column 'no'"),
+        ("classification", {"label_columns": "no,yes,maybe"}, "label_columns=no,yes,maybe"),
+    ],
+)
+def test_columns_of_labels_that_the_head_does_not_have_are_refused(task, options, place, tmp_path):
+    model = write_head(tmp_path, task=task, labels=["no", "yes", "maybe"])
+    path = write_lines(tmp_path / "new.jsonl", [{"text": "the river"}])
+    with pytest.raises(ValueError, match=re.escape(place)):
+        predict(model, path, tmp_path / "found.jsonl", options)
 
 
 BAD_LABELS = {  # Ones that the head does not have, and missing ones.

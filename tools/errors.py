@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.tasks import glue, tables, text_classification
 from bert_jax.tasks.label_errors import out_of_fold, rank_label_errors
-from bert_jax.tasks.labels import find_labels, read_labels
+from bert_jax.tasks.labels import find_labels, read_labels, split_names
 from bert_jax.tasks.resampling import bootstrap_interval
 from bert_jax.tasks.scored_predictions import PREDICTED
 
@@ -170,6 +170,7 @@ def find_label_errors(data: ConfigDict, labels: tuple[str, ...]) -> list[dict]:
 def known_columns(data: Mapping) -> tuple[set[str], set[str]]:
     """Returns the columns of the texts, and of ids and labels, given `config.data` of a run."""
     texts, others = [data.get("text"), data.get("text_pair")], [data.get("label"), data.get("id")]
+    others += split_names(data.get("label_columns", ()))
     if data.get("name") in glue.DATASETS:
         dataset = glue.DATASETS[data["name"]]
         texts, others = [*dataset.texts, *dataset.tfds_texts], [dataset.label, "idx", "index"]
@@ -212,7 +213,9 @@ def analyze(run: pathlib.Path, split: str, num_shown: int) -> list[str]:
         what = "text_classification with one class for each text"
         return [*shown, f"Labels of train were not searched for errors: expected {what}"]
     try:
-        found = find_label_errors(ConfigDict(data), tuple(settings["head"]["labels"]))
+        found = find_label_errors(
+            ConfigDict({"label_columns": ()} | data), tuple(settings["head"]["labels"])
+        )
     except ImportError:
         fix = "pip install 'bert_jax[baselines]'"
         return [*shown, f"Labels of train were not searched for errors: {fix} (scikit-learn)"]

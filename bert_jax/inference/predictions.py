@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bert_jax.data.features import ModelInput
 from bert_jax.model.heads import Outputs
 from bert_jax.tasks import text_classification
+from bert_jax.tasks.labels import split_names
 from bert_jax.tasks.records import iterate_records
 from bert_jax.tasks.tables import check_unique, note_unused_columns
 from bert_jax.tasks.task import Predictor, TrainedHead
@@ -64,7 +65,8 @@ def predict_table(
     predictor = text_classification.get_predictor(trained, columns, given=set())
     records = check_unique(list(predictor.read(source)))
     unused: dict[str, int] = {}
-    used = {columns[name] for name in ("text", "text_pair", "label", "id")}
+    labels = split_names(columns["label_columns"]) or (columns["label"],)
+    used = {columns["text"], columns["text_pair"], columns["id"], *labels}
     note_unused_columns(records, used, "table", unused)
     rows = list(itertools.chain.from_iterable(predict_blocks(apply, predictor, records)))
     counts = (

@@ -938,6 +938,7 @@ class PretrainedModel:
         label: str = "label",
         id: str = "",
         header_lines: int = 1,
+        label_columns: Sequence[str] = (),
     ) -> Predictions:
         """Predicts each example of a table and scores the predictions of those with a label.
 
@@ -957,10 +958,12 @@ class PretrainedModel:
             none).
           id: column of unique ids; "": numbers from 0.
           header_lines: of a .csv or .tsv; the first names the columns, the others are skipped.
+          label_columns: columns of 0 and 1, one for each label of a multi-label head, in place of
+            `label`; the table may lack them.
         """
         trained = self._need_head("predict tables", "class", "label_set", "value")
         columns = {"text": text, "text_pair": text_pair, "label": label, "id": id}
-        options = columns | {"header_lines": header_lines}
+        options = columns | {"header_lines": header_lines, "label_columns": label_columns}
         return predict_table(table, options, trained, self.head_outputs)
 
     def head_outputs(

@@ -81,6 +81,7 @@ def find_columns(names: list[str], data: ConfigDict) -> dict[str, str]:
     known = [texts for texts in known if not any({*texts} < {*others} for others in known)]
     if data.text == "text" and not data.text_pair and "text" not in names and len(known) == 1:
         found = dict(zip(("text", "text_pair"), known[0], strict=False))
-    if data.label == "label" and "label" not in names and "labels" in names:
+    names_label = data.label != "label" or data.label_columns
+    if not names_label and "label" not in names and "labels" in names:
         found["label"] = "labels"
     return found

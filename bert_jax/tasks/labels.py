@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.tasks.tables import Record
+from bert_jax.tasks.tables import Record, check_columns
 
 LABEL_SEPARATOR = "|"  # In text, of the labels of a multi-label head that stores no other.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
@@ -24,14 +24,66 @@ _BOOLEANS = {"true": decimal.Decimal(1), "false": decimal.Decimal(0)}
 
 
 def labels_from_config(config: ConfigDict) -> tuple[str, ...]:
-    """Returns `config.data.labels` as text; () if none are given.
+    """Returns `config.data.labels` as text; () if none are given."""
+    return split_names(config.data.labels)
 
-    The flag parser reads `neg,pos` as one label and `0,1` as two numbers.
+
+def split_names(given: Sequence | str) -> tuple[str, ...]:
+    """Returns names as text, also those that a flag gives.
+
+    The flag parser reads `neg,pos` as one name and `0,1` as two numbers.
     """
-    labels = tuple(map(str, config.data.labels))
-    if len(labels) == 1:
-        labels = tuple(label.strip() for label in labels[0].split(",") if label.strip())
-    return labels
+    names = (given,) if isinstance(given, str) else tuple(map(str, given))
+    if len(names) == 1:
+        names = tuple(name.strip() for name in names[0].split(",") if name.strip())
+    return names
+
+
+def label_columns_from_config(data: ConfigDict) -> tuple[str, ...]:
+    """Returns the names in `data.label_columns`; () if none are given.
+
+    Raises ValueError for a column that has another meaning too, and if there is another source of
+    labels, or other `data.labels`, which may only give their order.
+    """
+    columns = split_names(data.label_columns)
+    if not columns:
+        return ()
+    field = f"config.data.label_columns={','.join(columns)}"
+    for other, default in (("regression", False), ("label_separator", ""), ("label", "label")):
+        if data[other] != default:
+            both = f"{field} and config.data.{other}={data[other]}"
+            raise ValueError(f"{both}: labels have one source: set one of the two")
+    if len(set(columns)) < max(len(columns), 2):
+        raise ValueError(f"{field}: expected two or more different columns")
+    for other in ("text", "text_pair", "id"):
+        if data[other] in columns:
+            raise ValueError(
+                f"{field}: {data[other]!r} is data.{other}: expected columns of 0 and 1"
+            )
+    labels = split_names(data.labels)
+    if labels and sorted(labels) != sorted(columns):
+        fix = "the names of the columns are the labels: leave data.labels empty"
+        raise ValueError(f"{field} and config.data.labels={','.join(labels)}: {fix}")
+    return columns
+
+
+def with_labels_in_columns(record: Record, columns: Sequence[str]) -> Record:
+    """Returns the record with the labels whose columns are 1; the columns of the others are 0.
+
+    0 and 1 are written as any equal number, or as false and true. The labels of a record without
+    the columns, or with nothing in them, are unknown. Raises ValueError for other values, and if
+    only some of the columns exist.
+    """
+    if not any(map(record.columns.get, columns)):
+        return record
+    check_columns([record], columns)
+    labels = []
+    for column in columns:
+        text = record.columns[column]
+        if (value := _number(text)) not in (0, 1):
+            raise ValueError(f"{record.location}: {column!r} is {text!r:.60}, expected 0 or 1")
+        labels += [column] * int(value)
+    return record._replace(labels=tuple(labels))
 
 
 def read_weights(given: Sequence, labels: Sequence[str], field: str) -> tuple[float, ...]:

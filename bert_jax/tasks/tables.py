@@ -119,7 +119,7 @@ def iterate_table(
     """
     is_path = isinstance(source, str | pathlib.Path)
     suffix = pathlib.Path(source).suffix if is_path and not is_named(source) else ""
-    hint = ": set the correct name in text, text_pair, label or id" if label else ""
+    hint = ": set the correct name in text, text_pair, label, label_columns or id" if label else ""
     if not is_path or is_named(source) or suffix in (".jsonl", ".parquet"):
         if suffix == ".jsonl":
             objects = (

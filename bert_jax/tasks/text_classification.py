@@ -32,12 +32,15 @@ from bert_jax.tasks.labels import (
     LABEL_SEPARATOR,
     find_labels,
     has_fractions,
+    label_columns_from_config,
     labels_from_config,
     match_labels,
     positive_of_two,
     read_labels,
     read_weights,
     split_labels,
+    split_names,
+    with_labels_in_columns,
 )
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.task import (
@@ -85,7 +88,7 @@ NUM_BEST = 10
 def get_head(config: ConfigDict) -> Head:
     if config.data.regression and config.data.label_separator:
         raise ValueError("set data.regression or data.label_separator, not both")
-    if config.data.label_separator:
+    if config.data.label_separator or config.data.label_columns:
         return MULTI_LABEL
     return REGRESSION if config.data.regression else CLASSIFICATION
 
@@ -94,18 +97,21 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/text_classification.py."""
     data = config.data
     files = tables.files_from_config(data)
-    head, separator = get_head(config), data.label_separator
+    head, columns = get_head(config), label_columns_from_config(data)
+    is_multi = head is MULTI_LABEL
     for field in ("positive_weights", "tune_thresholds"):
-        if data[field] and not separator:
-            fix = f"set data.label_separator, or leave data.{field} at its default"
+        if data[field] and not is_multi:
+            fix = "set data.label_separator or data.label_columns, or leave "
+            fix += f"data.{field} at its default"
             raise ValueError(f"config.data.{field} is for several labels per text: {fix}")
     notes: dict[str, int] = {}
     records = {name: read_records(source, name, data, notes) for name, source in files.items()}
     train = records.get("train", ())
-    if separator:
+    if is_multi:
         train = split_labels(train, data.label)
-    labels = () if data.regression else find_labels(train, data.label, labels_from_config(config))
-    if not data.labels and has_fractions(labels):
+    given = labels_from_config(config) or columns
+    labels = () if data.regression else find_labels(train, data.label, given)
+    if not given and has_fractions(labels):
         logging.warning(
             "the labels are %d different numbers, and each is a class: to predict a number, set "
             "config.data.regression=True",
@@ -120,10 +126,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if training and labels:
         notes["labels"] = len(labels)
         targets = np.array([feature.label for feature in training.features])
-        counts = targets.sum(0) if separator else np.bincount(targets, minlength=len(labels))
+        counts = targets.sum(0) if is_multi else np.bincount(targets, minlength=len(labels))
         rarest = int(np.argmin(counts))
         notes[f"train examples of the rarest label, {labels[rarest]!r}"] = int(counts[rarest])
-    if separator:
+    if is_multi:
         layout = dataclasses.replace(head.label_layout, shape=(len(labels),))
         head = dataclasses.replace(head, label_layout=layout)
     if data.positive_weights and training:
@@ -132,7 +138,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     # A temperature belongs to the weights that it was fitted for.
     is_fitted = any(split.tune for split in splits.values())
     trains = bool(training)
-    settings = {"label_separator": separator} if separator else {}
+    settings = {"label_separator": data.label_separator} if data.label_separator else {}
     if trains and data.regression and not data.raw_targets:
         settings = target_scale([feature.label for feature in training.features])
     keeps_temperature = head is CLASSIFICATION and (is_fitted or not trains)
@@ -181,27 +187,30 @@ def read_records(
     source: str, name: str, data: ConfigDict, notes: dict[str, int]
 ) -> list[tables.Record]:
     """Reads the examples of split `name`, and counts those with empty texts in `notes`."""
+    label_columns = label_columns_from_config(data)
+    labels = label_columns or (data.label,)
     # A test file may have no labels; in a dev file a missing column is probably a typo.
-    label = data.label if name != "test" else ""
+    required = labels if name != "test" else ()
     texts = tuple(filter(None, (data.text, data.text_pair)))
-    columns = [*texts, *filter(None, (data.id, label))]
+    columns = [*texts, *filter(None, (data.id, *required))]
     records = tables.read_table(
         source,
         columns,
         header_lines=data.header_lines,
         data_dir=data.data_dir,
-        label=data.label,
+        label=labels[0],
         label_separator=data.label_separator,
     )
-    records = tables.drop_blank_rows(records, data.label, name, notes)
-    tables.note_unused_columns(records, {*columns, data.label}, name, notes)
+    records = tables.drop_blank_rows(records, labels[0], name, notes)
+    tables.note_unused_columns(records, {*columns, *labels}, name, notes)
+    records = [with_labels_in_columns(record, label_columns) for record in records]
     empty = [
         (record.location, repr(column))
         for record in records
         for column in texts
         if not record.columns[column].strip()
     ]
-    is_labeled = any(record.columns.get(data.label) for record in records)
+    is_labeled = any(record.columns.get(labels[0]) for record in records)
     tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
     return records
 
@@ -215,13 +224,14 @@ def read_split(
     notes: dict[str, int],
 ) -> Split:
     """Builds a split of the records; `notes` count those dropped, truncated and without a label."""
-    data, head, separator = config.data, get_head(config), config.data.label_separator
+    data, head = config.data, get_head(config)
+    is_multi, columns = head is MULTI_LABEL, label_columns_from_config(data)
     records = tables.with_ids(records, data.id)
     # Without training data the labels are the head's.
     hint = "; fix it, or list all labels in config.data.labels" * bool(data.train)
-    options = {"required": name == "train", "hint": hint, "multi_label": bool(separator)}
+    options = {"required": name == "train", "hint": hint, "multi_label": is_multi}
     # Checks all labels, also of examples that are then left out.
-    values = read_labels(records, data.label, labels, **options)
+    values = read_labels(records, columns[0] if columns else data.label, labels, **options)
     examples, values = (limit_examples(each, config, name, notes) for each in (records, values))
     if values[0] is None:
         notes[f"{name} examples without labels, so not scored"] = len(values)
@@ -239,7 +249,7 @@ def read_split(
             examples,
             labels,
             metrics,
-            bool(separator),
+            is_multi,
             ranking_metrics=ranking_metrics,
             weighted_by=next((field for field, given in weights.items() if given), ""),
             logit_thresholds=thresholds_of(tuned),
@@ -542,16 +552,38 @@ class ClassScores:
         return found | {"examples": len(expected)}
 
 
-PREDICT_OPTIONS = {"text": "text", "text_pair": "", "label": "label", "id": "", "header_lines": 1}
+PREDICT_OPTIONS = {
+    "text": "text",
+    "text_pair": "",
+    "label": "label",
+    "label_columns": (),
+    "id": "",
+    "header_lines": 1,
+}
 
 
 def get_predictor(trained: TrainedHead, options: Mapping, given: Set[str]) -> "TextPredictor":
-    """Returns the predictor of a head for classification, multi-label or regression."""
+    """Returns the predictor of a head for classification, multi-label or regression.
+
+    Raises ValueError for columns of labels that are not those of the head, or a column too many.
+    """
     settings = trained.settings
     head = find_head(settings)
+    columns = split_names(options["label_columns"])
+    if columns and "label" in given:
+        if "label_columns" in given:
+            fix = f"set one of them, not label={options['label']}, too"
+            raise ValueError(f"label_columns={','.join(columns)}: {fix}")
+        columns = ()  # Those of the run that trained the head.
+    if columns and (head.predicts != "label_set" or sorted(columns) != sorted(settings["labels"])):
+        expected = "none, as the head has one label for each text"
+        if head.predicts == "label_set":
+            expected = f"a column for each label of the head, {', '.join(settings['labels'])}"
+        raise ValueError(f"label_columns={','.join(columns)}: expected {expected}")
     metrics = metrics_of(head, settings["labels"])
     scores = ClassScores(settings, *metrics, scores_calibration=head.predicts == "class")
-    return TextPredictor(trained, options, scores, needs_label="label" in given)
+    needs_label = not given.isdisjoint({"label", "label_columns"})
+    return TextPredictor(trained, options, scores, needs_label, label_columns=columns)
 
 
 class TextPredictor:
@@ -564,6 +596,7 @@ class TextPredictor:
         scores: ClassScores,
         needs_label: bool = False,
         aliases: Mapping[str, str] | None = None,
+        label_columns: Sequence[str] = (),
     ):
         self.writers = {".jsonl": write_json_blocks}
         self.notes: dict[str, int] = collections.Counter()
@@ -574,14 +607,17 @@ class TextPredictor:
         self._is_multi = predicts == "label_set"
         self._labels = () if predicts == "value" else head["labels"]
         self._texts = tuple(filter(None, (options["text"], options["text_pair"])))
+        self._columns_of_labels = tuple(label_columns) or (options["label"],)
+        self._has_label_columns = bool(label_columns)
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
         paths = files_with_suffix(directory, tables.SUFFIXES)
         return [(path, f"{path.stem}.jsonl") for path in paths]
 
     def read(self, source: str | pathlib.Path | Iterable[Mapping]) -> Iterator[tables.Record]:
-        label, column = self._options["label"], self._options["id"]
-        columns = (*self._texts, *filter(None, (column, label if self._needs_label else "")))
+        label, *others = self._columns_of_labels  # All of them are empty, or none.
+        column, needed = self._options["id"], (label, *others) if self._needs_label else ()
+        columns = (*self._texts, *filter(None, (column, *needed)))
         separator = ""
         if self._is_multi:
             separator = self._trained.settings.get("label_separator", LABEL_SEPARATOR)
@@ -606,7 +642,9 @@ class TextPredictor:
             text = record.columns.get(label)
             is_text = text is not None and record.labels is None and record.location not in null
             null.clear()
-            if self._is_multi and is_text and (text or is_labeled()):
+            if self._has_label_columns:
+                record = with_labels_in_columns(record, (label, *others))
+            elif self._is_multi and is_text and (text or is_labeled()):
                 record = tables.with_labels_in_text(record, label, separator)
             yield record._replace(id=record.columns[column] if column else str(number))
             number += 1
@@ -640,7 +678,7 @@ class TextPredictor:
 
     def _known_labels(self, examples: Sequence[tables.Record]) -> list:
         """Returns the label of each example as the head knows it, and None for others."""
-        column, labels = self._options["label"], self._labels
+        column, labels = self._columns_of_labels[0], self._labels
         if self._is_multi:
             texts = [record.labels for record in examples]
             distinct = set(itertools.chain(*filter(None, texts)))

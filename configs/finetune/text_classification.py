@@ -53,6 +53,11 @@ DATA = {
         "Multi-label: what separates the labels of a text, such as | in a|b. JSONL may also have "
         "lists: [] means no label, null unknown labels.",
     ),
+    "data.label_columns": Field(
+        (),
+        "Multi-label: columns of 0 and 1 (or false and true), one for each label, whose names are "
+        "the labels: red,blue. In place of data.label and data.label_separator.",
+    ),
     "data.positive_weights": Field(
         (),
         "Multi-label: weights of the positive term of labels in the loss, by name: a=5,b=2 (others "

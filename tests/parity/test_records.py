@@ -6,6 +6,8 @@ import datasets
 import pandas
 import polars
 
+from bert_jax.configs.finetune.text_classification import get_config
+from bert_jax.tasks import tables, text_classification
 from bert_jax.tasks.records import iterate_records
 
 EXAMPLES = [
@@ -42,3 +44,33 @@ def test_classes_in_lists_are_given_by_name():
     features = datasets.Features(tags=datasets.List(datasets.ClassLabel(names=["O", "B"])))
     data = datasets.Dataset.from_dict({"tags": [[0, 1], []]}, features=features)
     assert list(iterate_records(data)) == [{"tags": ["O", "B"]}, {"tags": []}]
+
+
+def test_columns_of_labels_in_frames_and_datasets_are_those_of_a_csv(tmp_path):
+    rows = [
+        {"text": "the river", "red": True, "blue": 0},
+        {"text": "a king", "red": False, "blue": 1},
+        {"text": "war", "red": False, "blue": 0},
+    ]
+    data = get_config().data
+    data.label_columns = ("red", "blue")
+    pandas.DataFrame(rows).to_csv(tmp_path / "train.csv", index=False)
+    with_missing = pandas.DataFrame([*rows, {"text": "a town"}])  # Floats, and NaN.
+
+    def labels_of(source):
+        records = text_classification.read_records(source, "test", data, {})
+        return [(record.columns["text"], record.labels) for record in records]
+
+    expected = labels_of(str(tmp_path / "train.csv"))
+    assert [labels for _, labels in expected] == [("red",), ("blue",), ()]
+    dataset = datasets.Dataset.from_list(rows)
+    frames = pandas.DataFrame(rows), pandas.DataFrame(rows).convert_dtypes(), polars.DataFrame(rows)
+    for number, frame in enumerate((*frames, dataset, with_missing)):
+        assert labels_of(frame)[:3] == expected
+        # As `bert_jax.fit` does.
+        path = tmp_path / f"{number}.jsonl"
+        tables.write_json_lines(path, (values for values, _ in tables.check_objects(frame)))
+        assert labels_of(str(path))[:3] == expected
+    assert labels_of(with_missing)[3:] == [("a town", None)]
+    dataset.save_to_disk(tmp_path / "set")
+    assert labels_of(f"hub:{tmp_path / 'set'}") == expected

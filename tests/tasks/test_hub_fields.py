@@ -40,6 +40,12 @@ def test_given_columns_are_kept(given):
     assert not find_columns(["premise", "hypothesis", "label"], data)
 
 
+def test_columns_of_labels_take_the_place_of_labels():
+    data = get_config().data
+    data.label_columns = ("red", "blue")
+    assert find_columns(["text", "red", "blue", "labels"], data) == {}
+
+
 def test_splits_are_found_by_name(monkeypatch):
     names = dict.fromkeys(["train", "validation_matched", "dev", "test"])
     monkeypatch.setattr(hub, "open_hub_splits", lambda source: names)

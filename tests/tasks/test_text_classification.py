@@ -1,25 +1,30 @@
 """Classification and regression on the user's own tables: CSV, TSV, JSONL and TFDS."""
 
+import dataclasses
 import json
 import logging
+import re
 
 import numpy as np
+import pyarrow
 import pytest
 import scipy
 import tensorflow_datasets as tfds
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from pyarrow import parquet
 
 import bert_jax
 from bert_jax import finetune
 from bert_jax.configs.finetune.text_classification import get_config
 from bert_jax.data.features import RowShape
+from bert_jax.finetuning.task_data import read_task
 from bert_jax.tasks import tables, text_classification
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
-from tests.helpers.json_lines import read_lines
+from tests.helpers.json_lines import read_lines, write_lines
 from tests.helpers.models import write_random_encoder
 
 TRAIN = "text,label\nthe river,b\na town,a\nold road,b\n"
@@ -344,6 +349,119 @@ def test_a_text_may_have_any_number_of_labels(suffix, train, test, read, tmp_pat
     shape = RowShape(16, 2, task.head.label_layout, 0)
     rows = shape.build([task.train[:2]], 1)
     assert rows["labels"].tolist() == [labels[:2]] and rows["weights"].tolist() == [[1, 1]]
+
+
+COLUMNS = ("red", "old road", "blue")  # Not sorted.
+LABELS = [["red", "blue"], [], ["red"], ["old road"]]
+BITS = [["1", "0", "1.0"], ["FALSE", "False", "false"], ["true", "0", "0"], ["0", "1", "0"]]
+TEXTS = ("river", "town", "the road", "king")
+
+
+def write_bits(path, bits=BITS):
+    """Writes a table with a column of 0 and 1 for each label, in JSON and Parquet as such."""
+    by_column = (dict(zip(COLUMNS, row, strict=True)) for row in bits)
+    rows = [{"text": text} | row for text, row in zip(TEXTS, by_column, strict=True)]
+    if path.suffix in (".csv", ".tsv"):
+        separator = "," if path.suffix == ".csv" else "\t"
+        lines = [list(rows[0]), *(row.values() for row in rows)]
+        path.write_text("".join(separator.join(line) + "\n" for line in lines))
+        return str(path)
+    values = [{name: json.loads(row[name].lower()) for name in COLUMNS} for row in rows]
+    if path.suffix == ".parquet":
+        values = [{name: bool(value) for name, value in row.items()} for row in values]
+    rows = [row | typed for row, typed in zip(rows, values, strict=True)]
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return str(path)
+    return str(write_lines(path, rows))
+
+
+def read_files(tokenizer, **data):
+    config = get_config()
+    config.data.update(data)
+    return text_classification.get_task(config, tokenizer)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_columns_of_0_and_1_are_read_as_lists_of_labels(suffix, tokenizer, tmp_path):
+    pairs = zip(TEXTS, LABELS, strict=True)
+    lists = write_lines(tmp_path / "l.jsonl", [{"text": x, "label": each} for x, each in pairs])
+    bits = write_bits(tmp_path / f"bits.{suffix}")
+    task, expected = (
+        read_files(
+            tokenizer,
+            **dict.fromkeys(("train", "dev", "test"), str(path)),
+            tune_thresholds=True,
+            positive_weights=("blue=2",),
+            **options,
+        )
+        for path, options in (
+            (bits, {"label_columns": COLUMNS}),
+            (lists, {"label_separator": "|", "labels": COLUMNS}),
+        )
+    )
+    assert task.labels == COLUMNS and task.head.name == "multi_label"
+    assert task.notes == expected.notes and task.tuned == expected.tuned
+    outputs = list(np.random.default_rng(0).normal(0, 1, (4, 3)).astype(np.float32))
+    for split, other in zip(task.splits, expected.splits, strict=True):
+        for feature, of_list in zip(split.features, other.features, strict=True):
+            np.testing.assert_equal(dataclasses.asdict(feature), dataclasses.asdict(of_list))
+        assert split.score(outputs) == other.score(outputs)
+    task.splits[0].write(outputs, tmp_path)
+    assert [line["label"] for line in read_lines(tmp_path / "dev.jsonl")] == LABELS
+
+
+def test_labels_of_empty_or_missing_columns_are_unknown(tokenizer, tmp_path):
+    train = write_bits(tmp_path / "train.csv")
+    empty = write_bits(tmp_path / "empty.csv", [["", "", ""]] * 4)
+    for test in ("text\nriver\n", "text,red\nriver,\n", "text,red,old road,blue\nriver,,,\n"):
+        (tmp_path / "new.csv").write_text(test)
+        files = {"train": train, "dev": empty, "test": str(tmp_path / "new.csv")}
+        task = read_files(tokenizer, label_columns=COLUMNS, **files)
+        assert [split.score for split in task.splits] == [None, None]
+    with pytest.raises(ValueError, match=r"empty\.csv, line 2: no 'red'"):
+        read_files(tokenizer, label_columns=COLUMNS, train=empty)
+
+
+@pytest.mark.parametrize("bit", ["2", "-1", "0.5", "yes", "", " ", "NaN", "[1]"])
+def test_columns_of_labels_with_other_values_name_line_and_column(read, bit):
+    table = f"text,red,blue\nriver,1,0\nwar,1,{bit}\n"
+    with pytest.raises(ValueError, match=r"train\.csv, line 3: 'blue'"):
+        read(table, None, label_columns=("red", "blue"))
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"regression": True}, "data.regression"),
+        ({"label_separator": "|"}, "data.label_separator"),
+        ({"label": "class"}, "data.label=class"),
+        ({"label_columns": ("red",)}, "data.label_columns=red"),
+        ({"label_columns": ("red", "red")}, "data.label_columns=red,red"),
+        ({"label_columns": ("red", "text")}, "data.text"),
+        ({"labels": ("red", "green")}, "data.labels=red,green"),
+        ({"label_columns": ("red", "green")}, "train.csv, line 2: no column 'green'"),
+        ({"test": "text,red\nriver,1\n"}, "test.csv, line 2: no column 'blue'"),
+    ],
+)
+def test_columns_of_labels_that_contradict_other_fields_are_refused(read, options, place):
+    options = {"dev": None, "label_columns": ("red,blue",)} | options
+    with pytest.raises(ValueError, match=re.escape(place)):
+        read("text,class,red,blue\nriver,a,1,0\nwar,b,0,1\n", **options)
+
+
+def test_labels_of_columns_keep_the_order_of_a_head_in_the_weights(tokenizer, tmp_path):
+    config = get_config()
+    config.data.update({"train": write_bits(tmp_path / "train.csv"), "label_columns": COLUMNS})
+    head = {"task": "multi_label", "labels": sorted(COLUMNS)}
+    task = read_task(config, head, tokenizer)
+    assert list(task.labels) == sorted(COLUMNS)
+    assert [each.label.tolist() for each in task.train] == [
+        [1, 0, 1],
+        [0, 0, 0],
+        [0, 0, 1],
+        [0, 1, 0],
+    ]
 
 
 def test_positive_weights_are_given_by_name_or_balanced(read):
