@@ -1,7 +1,7 @@
 """Estimates the memory of stacked trials: what the compiler plans for one, times their number.
 
-Parameters, optimizer state, gradients and activations are separate for each trial, so that the
-memory of a program is proportional to its number of trials.
+Parameters, optimizer state, gradients and activations are separate for each trial. The frozen
+encoder of LoRA counts once.
 """
 
 from collections.abc import Sequence
@@ -75,11 +75,19 @@ def device_memory() -> int:
     return limit or psutil.virtual_memory().total // jax.local_device_count()
 
 
+def shared_bytes(setup: FinetuneSetup) -> int:
+    """Returns the bytes per device of the frozen parameters that all trials share."""
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(setup.frozen))
+
+
 def program_bytes(setup: FinetuneSetup, num_trials: int, trial_bytes: int) -> int:
-    """Returns the memory per device of a program whose trials take `trial_bytes` each."""
-    return -(-num_trials // setup.mesh.shape["trial"]) * trial_bytes
+    """Returns the memory per device of a program of which one trial alone takes `trial_bytes`."""
+    shared = shared_bytes(setup)
+    return shared + -(-num_trials // setup.mesh.shape["trial"]) * (trial_bytes - shared)
 
 
 def trials_that_fit(setup: FinetuneSetup, trial_bytes: int) -> int:
-    """Returns how many trials of `trial_bytes` fit into one program."""
-    return device_memory() // trial_bytes * setup.mesh.shape["trial"]
+    """Returns how many trials fit into one program, of which one alone takes `trial_bytes`."""
+    shared = shared_bytes(setup)
+    count = (device_memory() - shared) // (trial_bytes - shared)
+    return max(count, 0) * setup.mesh.shape["trial"]

@@ -98,6 +98,17 @@ def test_by_default_all_matrices_of_layers_have_adapters_that_change_nothing_at_
         assert np.any(leaf) != path.endswith("/b")
 
 
+MINILM = {"num_layers": 6, "hidden_size": 384, "num_heads": 12, "intermediate_size": 1536}
+
+
+def test_16_adapters_with_the_encoder_of_minilm_take_at_most_half_more_than_one():
+    config = small_model_config(30522, max_position_embeddings=512, **MINILM)
+    _, _, lora, trained, frozen = adapted(config)
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in (frozen, trained["lora"])]
+    encoder, adapter = sizes[0], sizes[1] * 8 / lora.rank  # Of rank 8.
+    assert (encoder + 16 * adapter) / (encoder + adapter) == pytest.approx(1.22, abs=0.005)
+
+
 @pytest.mark.parametrize(
     ("name", "targets", "expected"),
     [
