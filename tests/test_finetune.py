@@ -508,7 +508,7 @@ def test_trial_of_a_stack_stops_by_its_patience_and_at_the_same_step_if_it_was_k
         assert_equal_runs(tmp_path / f"whole/trial_{index}", tmp_path / f"resumed/trial_{index}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_path, monkeypatch):
     first, second = {"num_epochs": 1.0}, {"num_epochs": 1.0, "seed": 1}
     with monkeypatch.context() as patched:

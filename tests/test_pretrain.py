@@ -402,7 +402,7 @@ def test_held_out_rows_of_each_corpus_of_a_mixture_are_evaluated(corpus, tmp_pat
     assert mixed["perplexity"] == pytest.approx(math.exp(mixed["mlm_loss"]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_is_compared_with_the_lowest_loss_before(corpus, tmp_path, monkeypatch):
     compared = []
 
@@ -477,7 +477,7 @@ def test_left_to_right_model_is_trained_on_full_sentences_and_fine_tuned(tmp_pat
     assert [label.label for label in tuned.classify(["the king", "the war"])] == ["north", "south"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sentencepiece_works_wherever_wordpiece_does(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(random_text(60).replace("\n\n", "\n"))
@@ -498,10 +498,8 @@ DESCENDANTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["roberta_base", pytest.param("albert_base", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", DESCENDANTS)
 def test_descendants_are_trained_by_their_recipes_and_loaded(name, tmp_path):
     filename, rows, fields = DESCENDANTS[name]
     text, vocabulary = tmp_path / "text.txt", tmp_path / filename
@@ -585,8 +583,8 @@ def test_run_that_is_asked_to_stop_saves_the_step_and_exits_as_preempted(corpus,
     assert records(workdir)[-1]["step"] == step  # No trained step is lost.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", ["reader", pytest.param("disk", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lost", ["reader", "disk"])
 def test_run_whose_log_cannot_be_written_trains_to_its_end(corpus, tmp_path, lost):
     workdir, fields = tmp_path / "run", ("num_steps=4", "log_every=1", "checkpoint_every=2")
     if lost == "disk":

@@ -191,6 +191,7 @@ def test_tagging(weights, tmp_path):
     check_tags(model, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_spans(weights, tmp_path):
     rng, rows = random.Random(0), []
     for number in range(24):
@@ -209,6 +210,7 @@ def test_spans(weights, tmp_path):
     check_answers(model, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_multiple_choice(weights, tmp_path):
     stories, endings, directory = texts(24, seed=2), texts(96, seed=3), tmp_path / "given"
     directory.mkdir()

@@ -58,7 +58,9 @@ def make_batch(length: int = 12) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_layers", [2, 7])  # Without a loop, and one of two periods.
+@pytest.mark.parametrize(  # Without a loop, and one of two periods.
+    "num_layers", [2, pytest.param(7, marks=pytest.mark.exhaustive)]
+)
 def test_loops_over_periods_equal_unrolled_layers(num_layers):
     config = ModernBertConfig(num_layers=num_layers, attention_window=4, **SIZES)
     batch = make_batch()

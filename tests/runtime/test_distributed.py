@@ -58,13 +58,13 @@ def eight_devices(corpus, tmp_path_factory):
 ACROSS_PROCESSES = ("mesh.data=1", "mesh.fsdp=2", "mesh.tensor=2")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process", "mesh"),
     [
         (2, 2, ()),
-        pytest.param(4, 1, (), marks=pytest.mark.exhaustive),
-        pytest.param(4, 1, ACROSS_PROCESSES, marks=pytest.mark.exhaustive),
+        (4, 1, ()),
+        (4, 1, ACROSS_PROCESSES),
     ],
 )
 def test_several_processes_train_the_same_parameters_as_one(
