@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bert_jax
 from bert_jax.data.features import ModelInput
-from bert_jax.inference.ensembles import average_models, make_ensemble
+from bert_jax.inference.ensembles import average_models, make_ensemble, predict_answers
 from bert_jax.inference.forward import ROWS_PER_BATCH
 from bert_jax.inference.prediction_files import (
     close_shard_folder,
@@ -52,6 +52,7 @@ from bert_jax.runtime.main import (
 )
 from bert_jax.runtime.named_modules import import_modules, import_part
 from bert_jax.tasks import pseudo_likelihood
+from bert_jax.tasks.squad import AnswerPredictor
 from bert_jax.tasks.tables import content_hash, is_named
 from bert_jax.tasks.task import Predictor, TrainedHead
 from bert_jax.tasks.vectors import VectorPredictor, check_model
@@ -110,7 +111,7 @@ def define_flags() -> None:
         "model",
         None,
         "Fine-tuned model: a workdir, a checkpoint, or an import. Several: an ensemble, "
-        "which averages the outputs of models with the same head.",
+        "which averages the outputs of models with the same head, or their lists of answers.",
     )
     flags.DEFINE_string("input", None, "File to predict, or a folder of files.")
     flags.DEFINE_string("output", None, "File for the predictions, or a folder; must not exist.")
@@ -188,9 +189,11 @@ def predict(
     if passages := options.get("passages"):
         check_model(pathlib.Path(passages), describe_model(loaded))
     files = choose_files(predictor, source, target, bool(shard_size))
-    apply, *others = (spread(each, batch_size, device, num_devices) for each in members)
-    if others:
-        apply = average_models(find_head(loaded.head).predicts, [apply, *others])
+    applies = [spread(each, batch_size, device, num_devices) for each in members]
+    averages_answers = len(members) > 1 and isinstance(predictor, AnswerPredictor)
+    apply = applies[0]
+    if len(members) > 1 and not averages_answers:
+        apply = average_models(find_head(loaded.head).predicts, applies)
     folder = contextlib.nullcontext(target) if shard_size else complete_files(target)
     if shard_size:
         data_dir = loaded.settings.get("data", {}).get("data_dir", "")
@@ -205,6 +208,9 @@ def predict(
                 predictor.numbers = numbers  # The ids of a folder are those of one index.
             write, examples = predictor.writers[pathlib.Path(name).suffix], predictor.read(path)
             compute = functools.partial(predict_blocks, apply, predictor)
+            if averages_answers:
+                others = [make_predictor(each, options) for each in members[1:]]
+                compute = functools.partial(predict_answers, applies, [predictor, *others])
             if shard_size:
                 shards = map(compute, split_into_shards(examples, shard_size))
                 num_shards[name] = write_shards(

@@ -72,8 +72,7 @@ def test_blocks_of_a_table_are_predicted_and_scored_as_load_does(
 
 
 @pytest.mark.filterwarnings("ignore:.*are truncated to")
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_columns_of_0_and_1_are_scored_as_lists_of_labels(suffix, tmp_path):
+def test_columns_of_0_and_1_are_scored_as_lists_of_labels(tmp_path):
     labels = ["no", "yes", "maybe"]
     model = write_head(tmp_path, task="multi_label", labels=labels, max_seq_length=23)
     loaded = bert_jax.load(model)
@@ -84,7 +83,7 @@ def test_columns_of_0_and_1_are_scored_as_lists_of_labels(suffix, tmp_path):
     lists = [{"text": a, "label": b} for a, b in zip(texts(9), sets, strict=True)]
     rows = [{"text": a["text"]} | {name: int(name in a["label"]) for name in labels} for a in lists]
     expected = loaded.predict(lists)
-    path = write_table(tmp_path / f"new{suffix}", [*rows, dict.fromkeys(rows[0])])
+    path = write_table(tmp_path / "new.csv", [*rows, dict.fromkeys(rows[0])])
     scores = predict(tmp_path / "trained", path, tmp_path / "found.jsonl")["found.jsonl"]
     by_flag = {"label_columns": "yes,no,maybe"}
     assert predict(model, path, tmp_path / "flag.jsonl", by_flag)["flag.jsonl"] == scores
@@ -94,10 +93,10 @@ def test_columns_of_0_and_1_are_scored_as_lists_of_labels(suffix, tmp_path):
     assert read_lines(tmp_path / "found.jsonl") == found.rows
     assert [row["label"] for row in found.rows] == [row["label"] for row in expected.rows]
     # Without the columns, or with another one.
-    unlabeled = write_table(tmp_path / f"unlabeled{suffix}", [{"text": text} for text in texts(3)])
+    unlabeled = write_table(tmp_path / "unlabeled.csv", [{"text": text} for text in texts(3)])
     assert predict(tmp_path / "trained", unlabeled, tmp_path / "unlabeled_found.jsonl") == {}
     listed = [{"text": text, "y": "no|yes"} for text in texts(3)]
-    path = write_table(tmp_path / f"listed{suffix}", listed)
+    path = write_table(tmp_path / "listed.csv", listed)
     scores = predict(tmp_path / "trained", path, tmp_path / "listed_found.jsonl", {"label": "y"})
     assert scores["listed_found.jsonl"]["examples"] == 3
 

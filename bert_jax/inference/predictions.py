@@ -40,9 +40,15 @@ def predict_blocks(
     apply: Callable[[Sequence[ModelInput]], Outputs], predictor: Predictor, examples: Iterable
 ) -> Iterator[Sequence]:
     """Yields the predictions of each block of examples; `apply` computes the head's outputs."""
+    for block in split_into_blocks(examples):
+        yield predictor.describe(block, apply(predictor.features(block)))
+
+
+def split_into_blocks(examples: Iterable) -> Iterator[list]:
+    """Yields lists of at most `BLOCK` examples."""
     examples = iter(examples)
     while block := list(itertools.islice(examples, BLOCK)):
-        yield predictor.describe(block, apply(predictor.features(block)))
+        yield block
 
 
 def predict_table(

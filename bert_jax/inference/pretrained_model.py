@@ -894,8 +894,8 @@ class PretrainedModel:
         windows = [window for passage in passages for window in passage.features]
         outputs = iter(self.head_outputs(windows))
         return [
-            spans.best_answers(passage, [next(outputs) for _ in passage.windows], config)[:top_k]
-            for passage in passages
+            spans.rank_answers(each, [next(outputs) for _ in each.windows], config).answers[:top_k]
+            for each in passages
         ][chosen]
 
     @overload

@@ -68,6 +68,24 @@ class Answer(NamedTuple):
     end: int
 
 
+class RankedAnswers(NamedTuple):
+    """The answers to a question.
+
+    Attributes:
+      answers: best first, with probabilities normalized over them; with `SpanConfig.null_answers`,
+        one of them is "no answer".
+      null_odds: the score of "no answer" minus that of the best answer, in nats.
+    """
+
+    answers: list[Answer]
+    null_odds: float
+
+    @property
+    def best_text(self) -> str:
+        """The text of the best answer besides "no answer"."""
+        return next((answer.text for answer in self.answers if answer.text), "")
+
+
 class Passage(NamedTuple):
     """A question's context, in windows that together cover all its tokens."""
 
@@ -217,17 +235,19 @@ def null_span(passage: Passage, outputs: Sequence[np.ndarray]) -> Span:
     return Span(0, 0, start, end)
 
 
-def best_answers(
+def rank_answers(
     passage: Passage, outputs: Sequence[np.ndarray], config: SpanConfig
-) -> list[Answer]:
-    """Returns the `N_BEST` answers by score, best first, with probabilities normalized over them.
+) -> RankedAnswers:
+    """Returns the `N_BEST` answers by score, with their probabilities.
 
     With `config.null_answers`, "no answer" is another candidate, ranked by `config.null_threshold`.
     """
     ranked = best_spans(passage, outputs, config.max_answer_length, N_BEST)
+    null = null_span(passage, outputs)
+    null_odds = null.score - ranked[0].score
     if config.null_answers:
-        null = null_span(passage, outputs)
         rank = sum(null.score - span.score <= config.null_threshold for span in ranked)
         ranked.insert(rank, null)
     pairs = zip(ranked, softmax([span.score for span in ranked]).tolist(), strict=True)
-    return [Answer(passage.text(span), p, span.start, span.end) for span, p in pairs]
+    answers = [Answer(passage.text(span), p, span.start, span.end) for span, p in pairs]
+    return RankedAnswers(answers, null_odds)

@@ -20,7 +20,7 @@ from bert_jax.model import heads
 from bert_jax.runtime.config_fields import Bounds, check_bounds
 from bert_jax.tasks import spans, tables
 from bert_jax.tasks.labels import check_labeled
-from bert_jax.tasks.spans import Passage, SpanConfig
+from bert_jax.tasks.spans import Passage, RankedAnswers, SpanConfig
 from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evaluate_v2
 from bert_jax.tasks.tables import field, id_field, text_field
 from bert_jax.tasks.task import (
@@ -285,6 +285,11 @@ class AnswerPredictor:
         self._texts: dict[str, str] = {}
         self._odds: dict[str, float] = {}
 
+    @property
+    def null_threshold(self) -> float | None:
+        """What the odds of "no answer" must exceed; None: questions always have answers."""
+        return self._config.null_threshold if self._config.null_answers else None
+
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
         paths = files_with_suffix(directory, (".json", ".jsonl"))
         return [(path, f"{path.stem}.jsonl") for path in paths]
@@ -313,20 +318,31 @@ class AnswerPredictor:
         return [window for passage in self._passages for window in passage.features]
 
     def describe(self, examples: Sequence[Question], outputs: Outputs) -> list[dict]:
-        lines, end = [], 0
-        for question, passage in zip(examples, self._passages, strict=True):
+        return self.describe_answers(examples, self.find_answers(outputs))
+
+    def find_answers(self, outputs: Outputs) -> list[RankedAnswers]:
+        """Returns the answers to each question of the block whose features were built last."""
+        found, end = [], 0
+        for passage in self._passages:
             start, end = end, end + len(passage.windows)
-            own = outputs[start:end]
-            ranked = spans.best_answers(passage, own, self._config)
-            best = ranked[0]
+            found.append(spans.rank_answers(passage, outputs[start:end], self._config))
+        return found
+
+    def describe_answers(
+        self, examples: Sequence[Question], found: Sequence[RankedAnswers]
+    ) -> list[dict]:
+        """Returns the predictions of a block, given its answers; keeps what the scores need."""
+        lines = []
+        for question, ranked in zip(examples, found, strict=True):
+            best = ranked.answers[0]
             line = {"id": question.id, "question": question.question, "prediction": best.text}
             line |= {"start": best.start, "end": best.end, "probability": best.probability}
-            line["answers"] = [answer._asdict() for answer in ranked[: spans.N_BEST]]
+            line["answers"] = [answer._asdict() for answer in ranked.answers[: spans.N_BEST]]
             lines.append(line)
-            self._keep(question, passage, own)
+            self._keep(question, ranked)
         return lines
 
-    def _keep(self, question: Question, passage: Passage, outputs: Outputs) -> None:
+    def _keep(self, question: Question, ranked: RankedAnswers) -> None:
         """Keeps what the scores need of a question whose answers are known."""
         if question.answers is None:
             self.notes["questions without answers, not scored"] += 1
@@ -334,10 +350,9 @@ class AnswerPredictor:
             self.notes["questions without an answer, which the head always gives, not scored"] += 1
         else:
             key = str(len(self._gold))
-            (span,) = spans.best_spans(passage, outputs, self._config.max_answer_length, 1)
             self._gold[key] = [text for text, _ in question.answers]
-            self._texts[key] = passage.text(span)
-            self._odds[key] = spans.null_span(passage, outputs).score - span.score
+            self._texts[key] = ranked.best_text
+            self._odds[key] = ranked.null_odds
 
     def scores(self) -> dict[str, float]:
         gold, texts = self._gold, self._texts

@@ -1,5 +1,6 @@
 """Several models predict together what the mean of their outputs says."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,7 +10,10 @@ from scipy.special import expit, softmax
 
 import bert_jax
 from bert_jax import predict as program
-from bert_jax.inference.ensembles import average_outputs, make_ensemble
+from bert_jax.inference.ensembles import average_answers, average_outputs, make_ensemble
+from bert_jax.tasks.spans import Answer, RankedAnswers
+from bert_jax.tokenizers.tokenizer import load_tokenizer
+from tests.helpers.corpora import WORDS, write_vocabulary
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.helpers.models import write_head
 
@@ -33,7 +37,7 @@ def test_means_are_those_of_probabilities_values_and_logits():
     np.testing.assert_allclose(found, softmax(outputs, axis=-1).mean(axis=0), rtol=1e-5)
     found = expit(average_outputs("label_set", outputs))
     np.testing.assert_allclose(found, expit(outputs).mean(axis=0), rtol=1e-5)
-    for predicts in ("choice", "value", "tag", "span"):
+    for predicts in ("choice", "value", "tag"):
         found = average_outputs(predicts, outputs)
         np.testing.assert_allclose(found, outputs.mean(axis=0), rtol=1e-5, atol=1e-6)
     extreme = np.float32([[[1e4, -1e4]], [[1e4, -1e4]]])
@@ -80,6 +84,75 @@ def test_a_ranking_is_that_of_the_mean_scores_of_both_models(tmp_path):
     assert len(set(scores.values())) == len(passages)
 
 
+def naive_means(lists):
+    """Returns each text's probability, the sum over lists divided by their number."""
+    means = {}
+    for answers in lists:
+        for text, probability in answers:
+            means[text] = means.get(text, 0) + probability / len(lists)
+    return means
+
+
+@pytest.mark.parametrize("threshold", [None, -2.0, 0.0, 2.0])
+def test_answers_have_the_mean_of_their_probabilities_in_each_list(threshold):
+    rng = np.random.default_rng(0)
+    words = "abcdefgh" if threshold is None else " abcdefgh"  # " " is no answer.
+    for _ in range(50):
+        found = []
+        for _ in range(3):
+            texts = rng.permutation(list(words))[: rng.integers(2, 9)]
+            values = softmax(rng.normal(0, 2, len(texts))).tolist()
+            places = rng.integers(0, 99, len(texts)).tolist()
+            listed = zip((text.strip() for text in texts.tolist()), values, places, strict=True)
+            answers = [Answer(text, p, place, place + len(text)) for text, p, place in listed]
+            found.append(RankedAnswers(answers, rng.normal(0, 2)))
+        answers, null_odds = average_answers(found, threshold)
+        means = naive_means([[each[:2] for each in ranked.answers] for ranked in found])
+        assert {each.text: each.probability for each in answers} == pytest.approx(means)
+        assert null_odds == pytest.approx(np.mean([ranked.null_odds for ranked in found]))
+        is_null = threshold is not None and null_odds > threshold and "" in means
+        assert (answers[0].text == "") == is_null
+        best = max((text for text in means if text), key=means.get)
+        assert RankedAnswers(answers, null_odds).best_text == best
+        assert answers[1:] == sorted(answers[1:], key=lambda answer: -answer.probability)
+        # The place of a text is that in the list where it is most probable.
+        for answer in answers:
+            own = [each for ranked in found for each in ranked.answers if each.text == answer.text]
+            assert answer.start == max(own, key=lambda each: each.probability).start
+
+
+def test_models_with_other_tokens_and_lengths_answer_together(tmp_path):
+    head = {"task": "span", "labels": ["start", "end"], "null_answers": True}
+    first = write_head(tmp_path, **head, max_seq_length=32, null_threshold=1.0)
+    second = write_head(
+        tmp_path / "b", **head, max_seq_length=16, null_threshold=-2.0, doc_stride=4
+    )
+    other = load_tokenizer(write_vocabulary(tmp_path / "other.txt", sorted(WORDS)[::-1]))
+    model = bert_jax.load(second)
+    dataclasses.replace(model, tokenizer=other).save(second, overwrite=True)
+    contexts = ["a river of the old", "the war of the north"]  # All answers are listed.
+    rows = [
+        {"id": str(n), "question": "the king", "context": context, "answers": answers}
+        for n, (context, answers) in enumerate(
+            zip(contexts, ([{"text": "river", "answer_start": 2}], []), strict=True)
+        )
+    ]
+    path = write_lines(tmp_path / "new.jsonl", rows)
+    scores = program.predict([first, second], path, tmp_path / "found.jsonl")["found.jsonl"]
+    singles = []
+    for number, each in enumerate((first, second)):
+        program.predict(each, path, tmp_path / f"{number}.jsonl")
+        singles.append(read_lines(tmp_path / f"{number}.jsonl"))
+    for line, *each in zip(read_lines(tmp_path / "found.jsonl"), *singles, strict=True):
+        lists = [[(a["text"], a["probability"]) for a in own["answers"]] for own in each]
+        assert lists[0] != lists[1]
+        means = naive_means(lists)
+        listed = {answer["text"]: answer["probability"] for answer in line["answers"]}
+        assert listed == pytest.approx(means, abs=1e-5)
+        assert line["prediction"] == line["answers"][0]["text"]
+    assert scores["questions"] == 2
+
+
 def test_an_ensemble_of_a_model_with_itself_predicts_what_the_model_does(tmp_path):
     model = write_head(tmp_path, task="span", labels=["start", "end"], max_seq_length=32)
     question = {"id": "1", "question": "the king", "context": "a river of the old city"}
@@ -113,6 +186,13 @@ def test_models_that_read_or_predict_otherwise_are_refused_by_name(tmp_path, cha
     change(models[1].settings)
     with pytest.raises(ValueError, match=named):
         make_ensemble(models, ("text",))
+
+
+def test_heads_with_and_without_null_answers_are_refused_together(tmp_path):
+    model = bert_jax.load(write_head(tmp_path, task="span", labels=["start", "end"]))
+    other = dataclasses.replace(model, settings={"head": model.head | {"null_answers": True}})
+    with pytest.raises(ValueError, match="null_answers"):
+        make_ensemble([model, other], ())
 
 
 def test_vectors_and_encoders_are_refused(tmp_path):

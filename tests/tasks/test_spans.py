@@ -131,7 +131,7 @@ def test_bytes_of_a_character_in_several_pieces_decode_to_whole_characters(token
         (passage,) = spans.make_passages([("Où ça, 😀?", context)], tokenizer, config)
         (feature,) = spans.label_windows(passage, spans.locate((answer, start), passage))
         outputs = [np.eye(len(feature), dtype=np.float32)[list(feature.label)].T]
-        best = spans.best_answers(passage, outputs, config)[0]
+        best = spans.rank_answers(passage, outputs, config).answers[0]
         assert (best.text, best.start, best.end) == (answer, start, start + len(answer))
 
 
