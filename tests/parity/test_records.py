@@ -3,12 +3,17 @@
 import math
 
 import datasets
+import jax
+import numpy as np
 import pandas
 import polars
 
+import bert_jax
 from bert_jax.configs.finetune.text_classification import get_config
 from bert_jax.tasks import tables, text_classification
 from bert_jax.tasks.records import iterate_records
+from tests.helpers.corpora import WORDS, write_vocabulary
+from tests.helpers.models import write_weights
 
 EXAMPLES = [
     {"text": "the river", "label": "b", "score": 1.5},
@@ -74,3 +79,28 @@ def test_columns_of_labels_in_frames_and_datasets_are_those_of_a_csv(tmp_path):
     assert labels_of(with_missing)[3:] == [("a town", None)]
     dataset.save_to_disk(tmp_path / "set")
     assert labels_of(f"hub:{tmp_path / 'set'}") == expected
+
+
+def test_fit_of_frames_a_dataset_and_a_file_gives_the_same_bits(tmp_path):
+    write_weights(tmp_path / "weights", write_vocabulary(tmp_path / "vocab.txt"))
+    rows = [
+        {"text": f"the {word} {WORDS[-number]}", "label": "ab"[number % 2]}
+        for number, word in enumerate(WORDS)
+    ]
+    frame = pandas.DataFrame(rows)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    forms = {
+        "file": tmp_path / "rows.csv",
+        "pandas": frame,
+        "polars": polars.DataFrame(rows),
+        "dataset": datasets.Dataset.from_list(rows),
+    }
+    fields = {"max_seq_length": 8, "batch_size": 8, "num_epochs": 1.0, "learning_rate": 1e-3}
+    runs = {
+        name: bert_jax.fit(tmp_path / "weights", data, data, workdir=tmp_path / name, **fields)
+        for name, data in forms.items()
+    }
+    expected, scores = runs.pop("file")
+    for model, result in runs.values():
+        assert result["dev"] == scores["dev"]
+        jax.tree.map(np.testing.assert_array_equal, model.params, expected.params)
