@@ -127,12 +127,13 @@ def with_seed(config: ConfigDict, seed: int) -> ConfigDict:
 
 
 def run_trials(
-    setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path
+    setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path, prune_from: int = 0
 ) -> list[dict]:
     """Runs or resumes `trials` as one stack; returns the contents of their `result.json`.
 
     Trials differ at most in `PER_TRIAL`; each gets the result of a run alone, up to rounding. Their
     common training state is in `directory`. A trial that diverged has its step under "diverged".
+    From evaluation number `prune_from` on (0: never), trials below the median of the others stop.
     """
     all_finished = all(trial.result for trial in trials)
     saved = [] if all_finished else saved_trials(directory)
@@ -148,14 +149,23 @@ def run_trials(
             if all(trial.result for trial in stack):
                 remove_training_state(directory)  # A run killed after its last result leaves it.
             else:
-                run_stack(setup, stack, directory)
+                others = [trial.result or {} for trial in trials if trial not in stack]
+                num_diverged = sum("diverged" in result for result in others)
+                run_stack(setup, stack, directory, prune_from, num_diverged)
     return [trial.result for trial in trials]
 
 
-def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> None:
+def run_stack(
+    setup: FinetuneSetup,
+    trials: Sequence[Trial],
+    directory: pathlib.Path,
+    prune_from: int = 0,
+    num_diverged: int = 0,
+) -> None:
     """Trains `trials` from their last checkpoint, if there is one, and writes their results.
 
-    Raises RunStopped after a signal to stop.
+    `num_diverged` trials have diverged and left the stack before. Raises RunStopped after a signal
+    to stop.
     """
     config, data = setup.config, setup.data
     eval_every = config.eval_every or setup.steps_per_epoch
@@ -164,7 +174,7 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
         watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
         checkpointer = Checkpointer(directory, {}, setup.tokenizer, keep_last=1)
         exit_stack.callback(checkpointer.close)
-        stack = Stack(setup, trials, directory, checkpointer)
+        stack = Stack(setup, trials, directory, checkpointer, num_diverged)
         for run in stack.runs:
             exit_stack.callback(run.writer.close)
         state = stack.initial_state()
@@ -220,8 +230,11 @@ def run_stack(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.
                     break
                 if evaluates:
                     evaluated = stack.runs if ends_interval else stack.ending
-                    stack.evaluate(step, state.params, evaluated, predict_with, watchdog.beat)
-                    ends_trials = step == stack.stop  # Also by their patience.
+                    prunes = ends_interval and 0 < prune_from <= step // eval_every
+                    stack.evaluate(
+                        step, state.params, evaluated, predict_with, watchdog.beat, prunes
+                    )
+                    ends_trials = step == stack.stop  # Also by their patience, or by pruning.
                 keeps_state = config.save_training_state and step < stack.num_steps
                 if stops or (ends_interval and keeps_state):
                     watchdog.beat(f"saving step {step}", limited=False)

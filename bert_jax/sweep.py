@@ -15,8 +15,9 @@ after another and compile once. Each has a workdir in DIR/trials, as a fine-tuni
 report.html, report.md with its plots, and trials.csv compare the trials; they are written while the
 sweep runs, at most once a minute, when it is stopped, and at the end. The same command resumes a
 stopped sweep from its last checkpoint. With more values, trials, seeds, or Optuna trials the sweep
-grows: finished trials are kept. Started on several machines that share DIR, each runs programs that
-no other has claimed. `--dry_run` lists the trials and programs, and estimates memory and time.
+grows, unless it prunes: finished trials are kept. Started on several machines that share DIR, each
+runs programs that no other has claimed. `--dry_run` lists the trials and programs, and estimates
+memory and time.
 """
 
 from bert_jax.runtime.command_line import restart_with_huge_pages
@@ -63,6 +64,7 @@ from bert_jax.sweeps.programs import (
     Group,
     Program,
     check_memory,
+    check_pruning,
     fitting_trials,
     group_trials,
     split,
@@ -111,6 +113,8 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
             if dry_run:  # Before the data is read, which may take long or fail.
                 list_trials(groups, results_of(groups, renamed))
             new_programs = make_programs(groups, setups)
+            if not programs:  # Later rounds of a search may have small programs.
+                check_pruning(new_programs, config.prune_from_evaluation)
         if proposed is None:
             break
         configurations += proposed
@@ -171,7 +175,7 @@ def dry_run_of(
     config: ConfigDict, programs: Sequence[Program], results: dict[str, dict | None]
 ) -> dict:
     """Prints and returns what would be run: of a search, the first round, and the maximum."""
-    plan = show_plan(programs, results)
+    plan = show_plan(programs, results, may_end_early=config.prune_from_evaluation > 0)
     if "search" not in config:
         return plan
     seconds = round(plan["estimated_seconds"] * search.num_first_rounds(config), 1)
@@ -259,7 +263,7 @@ def run_programs(
         with claim:
             program = by_name[name]
             log_program(program, [*by_name].index(name) + 1, len(by_name))
-            run_program(program, workdir / "programs" / name)
+            run_program(program, workdir / "programs" / name, config.prune_from_evaluation)
             if jax.process_index() == 0:
                 clean_up()
             if time.monotonic() > report_due:
@@ -388,7 +392,7 @@ def fields_of_examples(config: ConfigDict) -> str:
     return repr({name: v for name, v in flatten(config).items() if name not in KEEPING_EXAMPLES})
 
 
-def run_program(program: Program, directory: pathlib.Path) -> None:
+def run_program(program: Program, directory: pathlib.Path, prune_from: int) -> None:
     """Runs or resumes a program, whose training state is in `directory`."""
     trials = program.trials
     with distributed.raise_on_all_processes():
@@ -399,7 +403,7 @@ def run_program(program: Program, directory: pathlib.Path) -> None:
             # They are of finished trials, or of other programs: max_stacked_trials was changed.
             shutil.rmtree(directory / "checkpoints", ignore_errors=True)
     try:
-        finetune.run_trials(program.setup, trials, directory)
+        finetune.run_trials(program.setup, trials, directory, prune_from)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise

@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 import random
 import shutil
+import statistics
 
 import jax
 import numpy as np
@@ -505,6 +507,46 @@ def test_trial_of_a_stack_stops_by_its_patience_and_at_the_same_step_if_it_was_k
     resumed = run(tmp_path / "resumed")
     assert list(map(without_seconds, resumed)) == list(map(without_seconds, whole))
     for index in range(2):
+        assert_equal_runs(tmp_path / f"whole/trial_{index}", tmp_path / f"resumed/trial_{index}")
+
+
+@pytest.mark.slow
+def test_trials_of_a_stack_are_pruned_by_the_median_also_if_it_was_killed(
+    given, tmp_path, monkeypatch
+):
+    """None learns: the first scores, of random heads, are compared, and one trial diverges."""
+    common = {"num_epochs": 0.5, "eval_every": 2, "data__test": "", "learning_rate": 1e-30}
+    changes = [{"seed": seed} for seed in (1, 0, 2, 3)]
+    changes += [{"seed": 0, "weight_decay": 0.1}, {"learning_rate": 1e30}]
+    configs = [small_config(given, **(common | fields)) for fields in changes]
+    setup = finetune.prepare(configs[0])
+
+    def run(directory):
+        trials = [Trial(config, directory / f"trial_{i}") for i, config in enumerate(configs)]
+        return finetune.run_trials(setup, trials, directory, prune_from=1)
+
+    *whole, diverged = run(tmp_path / "whole")
+    scores = [result["dev"]["accuracy"] for result in whole]
+    expected = []
+    for number, score in enumerate(scores):
+        others = [*scores[:number], *scores[number + 1 :], -math.inf]
+        expected.append(score < statistics.median(others))
+    assert [result.get("pruned", False) for result in whole] == expected and any(expected)
+    assert [result["steps"] for result in whole] == [2 if each else 4 for each in expected]
+    assert diverged["diverged"] <= 2
+
+    class StoppingCheckpointer(finetune.Checkpointer):
+        def save(self, state):
+            super().save(state)
+            self.wait()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+        run(tmp_path / "resumed")
+    *resumed, _ = run(tmp_path / "resumed")
+    assert list(map(without_seconds, resumed)) == list(map(without_seconds, whole))
+    for index in range(5):
         assert_equal_runs(tmp_path / f"whole/trial_{index}", tmp_path / f"resumed/trial_{index}")
 
 

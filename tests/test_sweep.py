@@ -401,7 +401,7 @@ def fake_trials(monkeypatch):
     """Replaces training by results; returns the names of the programs and trials that ran."""
     ran = []
 
-    def run_trials(setup, trials, directory):
+    def run_trials(setup, trials, directory, prune_from):
         waiting = [trial for trial in trials if not trial.result]
         ran.append((directory.name, [trial.workdir.name for trial in waiting]))
         for trial in waiting:

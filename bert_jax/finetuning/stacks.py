@@ -1,7 +1,7 @@
 """Trials that train together, as a stack: their state has a leading axis of trials.
 
-Trials with the fewest steps, or whose patience is exhausted, end first, and the others continue as
-a smaller stack.
+Trials with the fewest steps, whose patience is exhausted, or that are pruned, end first, and the
+others continue as a smaller stack.
 """
 
 import json
@@ -15,6 +15,7 @@ from absl import logging
 
 from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
+from bert_jax.finetuning.pruning import below_median
 from bert_jax.finetuning.stack_steps import index_leaves
 from bert_jax.finetuning.step import Prediction
 from bert_jax.finetuning.trials import (
@@ -46,6 +47,7 @@ class Stack:
       start, stop: the steps between which the stack has these trials; set by `begin`.
       unreported: the metrics of the steps that are not in a report yet, `[members]` each. A resumed
         run has those of its checkpoint, so that its next report equals an uninterrupted run's.
+      num_diverged: the trials that diverged and are not in the stack any more.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Stack:
         trials: Sequence[Trial],
         directory: pathlib.Path,
         checkpointer: Checkpointer,
+        num_diverged: int = 0,
     ):
         self._steps, self._mesh = setup.steps, setup.mesh
         self._task, self._pretrained = setup.data.task, setup.data.pretrained
@@ -65,6 +68,7 @@ class Stack:
         self._positions = list(range(len(self.runs)))  # Index of each run in the state.
         self.start = self.stop = self.first_step
         self.unreported: list[dict] = []
+        self.num_diverged = num_diverged
 
     @property
     def members(self) -> list[TrialRun]:
@@ -107,8 +111,11 @@ class Stack:
             for step in settings.get("unreported", [])
         ]
         counts = settings.get("evaluations_since_best", [0] * len(names))
+        pruned = settings.get("pruned", [False] * len(names))
         for run, position in zip(self.runs, self._positions, strict=True):
             run.stop_early(self.first_step, counts[position])
+            if pruned[position]:
+                run.prune(self.first_step)
         return self._checkpointer.restore(self.first_step, self._steps.abstract_state(len(names)))
 
     def begin(self, state: TrainState) -> TrainState:
@@ -147,6 +154,7 @@ class Stack:
         self._checkpointer.settings = self._checkpointer.settings | {
             "unreported": jax.tree.map(lambda each: each.tolist(), values),
             "evaluations_since_best": counts,  # In the order of "stacked_trials".
+            "pruned": [run.pruned for run in self.members],
         }
         self._checkpointer.save(state)
 
@@ -157,18 +165,24 @@ class Stack:
         evaluated: Sequence[TrialRun],
         predict: Predict,
         beat: Callable,
+        prunes: bool = False,
     ) -> None:
         """Scores the `evaluated` trials on the selection split, and saves each that improved.
 
-        If the patience of any of them ends, `stop` becomes `step`.
+        If the patience of any of them ends, or it `prunes` any, `stop` becomes `step`.
         """
         split = self._task.selection_split
-        predictions = predict(split, params, self._frozen)
+        predictions, scores_of_all = predict(split, params, self._frozen), {}
         for index, run in enumerate(self.runs):
-            if run.finished or run not in evaluated:
+            # A resumed stack has trials that ended after its checkpoint: they are compared again.
+            is_compared = prunes and not run.has_diverged(step)
+            if run not in evaluated or (run.finished and not is_compared):
                 continue
             prediction = predictions[index]
             scores, tuned = tune_and_score(split, prediction)
+            scores_of_all[index] = run.score_of(scores)
+            if run.finished:
+                continue
             run.evaluate(step, split.name, scores)
             if run.is_better(scores):
                 # A run that was resumed has saved this step before: the score differs by rounding.
@@ -179,7 +193,12 @@ class Stack:
                     self._save_best(step, params, index, scores, tuned)
                     run.prediction, run.prediction_size = prediction, len(self.members)
             run.count_evaluation(step)
-            self.stop = min(self.stop, run.num_steps)
+        if prunes:
+            best = {index: run.score for index, run in enumerate(self.runs) if not run.finished}
+            diverged = self.num_diverged + sum(run.has_diverged(step) for run in self.runs)
+            for index in below_median(best, scores_of_all, diverged):
+                self.runs[index].prune(step)
+        self.stop = min([self.stop, *(run.num_steps for run in evaluated if not run.finished)])
 
     def finish(self, params: dict, predict: Predict, began: float, beat: Callable) -> None:
         """Writes the results of the trials that end at `stop`, and removes them from the stack.
@@ -195,6 +214,7 @@ class Stack:
             for index, run in enumerate(ending):
                 if not run.finished:
                     run.finish({name: each[index] for name, each in predictions.items()}, began)
+        self.num_diverged += sum(run.has_diverged(self.stop) for run in self.runs)
         # Trials that are known to diverge later stay, so that a resumed stack has the same size.
         self._positions = [
             index for index, run in enumerate(self.runs) if run.last_step > self.stop

@@ -55,8 +55,8 @@ class TrialRun:
     they are None if there is none. `prediction` is its prediction for the selection split, computed
     in a stack of `prediction_size` trials; None if this process has not computed it. `diverged` is
     the step at which a loss or norm was not finite, or None. `num_steps`, the number of updates, is
-    smaller than planned if the trial has `stopped_early`: after `config.patience` evaluations since
-    the best checkpoint.
+    smaller than planned if the trial has `stopped_early`, after `config.patience` evaluations since
+    the best checkpoint, or is `pruned`, as other trials of the stack score higher.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -69,7 +69,7 @@ class TrialRun:
         self.key = jax.random.key(self.seed)
         result = trial.result or {}
         self.num_steps = result.get("steps", setup.num_steps(trial.config))
-        self.evaluations_since_best, self.stopped_early = 0, False
+        self.evaluations_since_best, self.stopped_early, self.pruned = 0, False, False
         self.finished, self.diverged = bool(result), result.get("diverged")
         self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.finished
         self.writer = MetricsWriter(
@@ -92,6 +92,10 @@ class TrialRun:
     def last_step(self) -> int:
         """The step at which it diverged, or else its last update."""
         return self.diverged or self.num_steps
+
+    def has_diverged(self, step: int) -> bool:
+        """Returns whether it diverged up to `step`."""
+        return self.diverged is not None and self.diverged <= step
 
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises Diverged."""
@@ -127,7 +131,7 @@ class TrialRun:
         """
         if self.score is None:
             return True
-        score, loss = scores[self._metric], scores.get("loss")
+        score, loss = self.score_of(scores), scores.get("loss")
         if score != self.score:
             return score > self.score
         return loss is not None and self.score_loss is not None and loss < self.score_loss
@@ -153,6 +157,20 @@ class TrialRun:
             self.num_steps,
         )
         self.num_steps, self.stopped_early = step, True
+
+    def prune(self, step: int) -> None:
+        """Makes `step` the last one, unless it is."""
+        if step >= self.num_steps:
+            return
+        logging.info(
+            "%s is pruned at step %d of %d: its best score %.4f is below the median of the others",
+            *(self.trial.workdir.name, step, self.num_steps, self.score),
+        )
+        self.num_steps, self.pruned = step, True
+
+    def score_of(self, scores: dict[str, float]) -> float:
+        """Returns the score that selects checkpoints."""
+        return scores[self._metric]
 
     def set_score(self, scores: dict[str, float]) -> None:
         """Sets the score and the loss of the best checkpoint on the selection split."""
@@ -201,6 +219,8 @@ class TrialRun:
         result, files = {"steps": self.num_steps, "best_step": self.best_step}, []
         if self.trial.config.patience:
             result["stopped_early"] = self.stopped_early
+        if self.pruned:
+            result["pruned"] = True
         collapse_split = split_for_collapse(task)
         if task.selection_split:
             _, tuned = tune_and_score(task.selection_split, predictions[task.selection_split.name])

@@ -94,13 +94,17 @@ def describe_result(result: dict | None) -> str:
         return ""
     if "diverged" in result:
         return f"diverged at step {result['diverged']}"
-    return f"finished in {format_seconds(result['seconds'])}"
+    how = f"pruned at step {result['steps']}, " if result.get("pruned") else "finished "
+    return f"{how}in {format_seconds(result['seconds'])}"
 
 
-def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -> dict:
+def show_plan(
+    programs: Sequence[Program], results: Mapping[str, dict | None], may_end_early: bool = False
+) -> dict:
     """Prints the steps of each trial, and an estimate of memory and time; returns the totals.
 
-    `results` has the result of each trial, by name. A line is printed as soon as it is known.
+    `results` has the result of each trial, by name. A line is printed as soon as it is known. If
+    trials `may_end_early`, the time is an upper bound.
     """
     costs, num_steps, seconds, seconds_left = {}, [], 0.0, 0.0
     names = [trial.workdir.name for program in programs for trial in program.trials]
@@ -140,7 +144,7 @@ def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -
     }
     if jax.process_index() == 0:
         # Stacked trials take less time than in sequence, and patience may end trials early.
-        is_upper_bound = any(
+        is_upper_bound = may_end_early or any(
             len(program.trials) > program.setup.mesh.shape["trial"]
             or any(trial.config.patience for trial in program.trials)
             for program in programs

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+from absl import logging
 
 from bert_jax.finetuning.finetune_fields import PER_TRIAL
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
+from bert_jax.finetuning.pruning import MIN_OTHERS
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed
 from bert_jax.runtime.config_fields import flatten
@@ -63,6 +65,41 @@ def split(trials: Sequence[Trial], size: int, number: int) -> dict[str, Sequence
     starts = range(0, len(trials), size or len(trials))
     parts = [trials[start : start + starts.step] for start in starts]
     return {f"{number}.{part}": stack for part, stack in enumerate(parts, 1)}
+
+
+def check_pruning(programs: Sequence[Program], prune_from: int) -> None:
+    """Raises ValueError if no trial can be pruned from evaluation `prune_from` on; 0: none is.
+
+    Logs the programs with too few trials if there are others.
+    """
+    if not prune_from:
+        return
+    start = f"config.prune_from_evaluation={prune_from}"
+    small = [program for program in programs if len(program.trials) <= MIN_OTHERS]
+    if len(small) == len(programs):
+        largest = max(len(program.trials) for program in programs)
+        raise ValueError(
+            f"{start}: a trial is compared with at least {MIN_OTHERS} others of its program, and "
+            f"the largest program has {plural(largest, 'trial')}: set config.max_stacked_trials to "
+            f"{MIN_OTHERS + 1} or more (by default a CPU does not stack trials), and more values "
+            "of fields in which stacked trials may differ, or more seeds"
+        )
+    if small:
+        names = ", ".join(program.name for program in small)
+        logging.warning("%s: no trial is pruned in programs %s, which are too small", start, names)
+    evaluations = 0  # Before the last step of a trial.
+    for program in programs:
+        eval_every = program.setup.config.eval_every or program.setup.steps_per_epoch
+        for trial in program.trials:
+            evaluations = max(
+                evaluations, (program.setup.num_steps(trial.config) - 1) // eval_every
+            )
+    if evaluations < prune_from:
+        raise ValueError(
+            f"{start}: trials have at most {plural(evaluations, 'evaluation')} before their last "
+            "step, so that none could be pruned: set a smaller number, a smaller "
+            "config.base.eval_every, or more epochs"
+        )
 
 
 def check_memory(programs: Sequence[Program]) -> None:

@@ -57,6 +57,10 @@ ABOUT_RANKING_OF_ONE_SEED = (
     "small as those between seeds mean nothing (num_seeds adds more). Collapsed trials (constant "
     "predictions) are included."
 )
+ABOUT_PRUNED = (
+    "A pruned trial was stopped before its last step, as its best score was below the median of "
+    "the others of its program; it counts with this score, which more steps might have improved."
+)
 ABOUT_CURVES = "The best configurations are colored; all others are gray."
 ABOUT_MEDIAN_CURVES = (
     f"Median at each evaluation over the seeds that had it and did not diverge. {ABOUT_CURVES}"
@@ -156,6 +160,8 @@ def run_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
         rows.append([f"values of {name}", text])
     count = sum(result is not None for summary in summaries for result in summary.results)
     rows.append(["trials", f"{count_trials(config, summaries)}, of which {count} have ended"])
+    if first := config.get("prune_from_evaluation", 0):
+        rows.append(["pruning", f"by the median, from evaluation {first} on"])
     if keep := config.get("keep_trials", 0):
         rows.append(["weights kept", f"of the best {plural(keep, 'trial')}"])
     return Table([*rows, ["metric (higher is better)", summaries[0].metric]])
@@ -253,7 +259,10 @@ def ranking_blocks(ranked: Sequence[Summary]) -> list[Block]:
         cells.append(", ".join(f"{x:.4f}" for x in scores))
         values = map(format_value, summary.configuration.values.values())
         rows.append([*values, *cells[: len(columns)], summary.notes()])
-    return [ABOUT_RANKING_OF_ONE_SEED if is_single else ABOUT_RANKING, Table(rows)]
+    about = ABOUT_RANKING_OF_ONE_SEED if is_single else ABOUT_RANKING
+    if any((result or {}).get("pruned") for summary in ranked for result in summary.results):
+        about += f" {ABOUT_PRUNED}"
+    return [about, Table(rows)]
 
 
 def scores_table(scores: dict[str, dict[str, float]], num_seeds: int) -> Table:

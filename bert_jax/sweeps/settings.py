@@ -30,6 +30,7 @@ TYPES = {
     "trials_per_round": (int, "a whole number"),
     "num_seeds": (int, "a whole number"),
     "max_stacked_trials": (int, "a whole number"),
+    "prune_from_evaluation": (int, "a whole number"),
     "keep_trials": (int, "a whole number"),
     "base_config": (str, 'a file, such as "configs/finetune/glue.py:mrpc", or ""'),
 }
@@ -167,7 +168,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
         path,
         MAY_CHANGE,
         "A sweep can be extended: by values of the grid, `trials`, train_fractions and num_seeds, "
-        "or by num_trials of a search",
+        "or by num_trials of a search; but not with prune_from_evaluation",
     )
     for program in content["programs"] if changed else ():
         if worker := claims.holder(workdir / "programs" / program, {}):
@@ -189,6 +190,8 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
 
 def is_program_field(name: str, config: ConfigDict) -> bool:
     """Returns whether a sweep can grow by a change of field `name`."""
+    if config.prune_from_evaluation:
+        return False  # Which trials are pruned depends on the others of their program.
     if name == "num_seeds" and "search" in config:
         return False  # Its proposals depend on the scores, and so on the seeds.
     return name in PROGRAM_FIELDS or name.startswith("grid.")

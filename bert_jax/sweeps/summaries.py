@@ -37,7 +37,7 @@ class Summary(NamedTuple):
         return [result for result in self.results if result and "diverged" not in result]
 
     def notes(self) -> str:
-        """Names the seeds that collapsed, diverged or are not finished."""
+        """Names the seeds that collapsed, diverged, were pruned or are not finished."""
         seeds: dict[str, list[str]] = {}
         for trial, result in zip(self.configuration.trials, self.results, strict=True):
             seeds.setdefault(status(result), []).append(str(trial.config.seed))
@@ -105,4 +105,6 @@ def status(result: dict | None) -> str:
         return "not finished"
     if "diverged" in result:
         return f"diverged at step {result['diverged']}"
+    if result.get("pruned"):
+        return f"pruned at step {result['steps']}" + ", collapsed" * bool(result.get("collapsed"))
     return "collapsed" if result.get("collapsed") else "finished"

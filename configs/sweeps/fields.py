@@ -16,6 +16,12 @@ FIELDS = {
         "a CPU: mesh.trial).",
         AT_LEAST_0,
     ),
+    "prune_from_evaluation": Field(
+        0,
+        "From this evaluation on (1: the first), stops trials whose best score is below the median "
+        "of the others of their program, of which there must be at least 4. 0: never.",
+        AT_LEAST_0,
+    ),
     "keep_trials": Field(
         0, "Keeps only the weights of the best N trials; 0 keeps all.", AT_LEAST_0
     ),
