@@ -162,11 +162,13 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
         for name in sorted(saved.keys() | settings.keys())
         if saved.get(name) != settings.get(name) and is_program_field(name, config)
     ]
+    # Pruning compares trials at their evaluations.
+    fixed = ["base.eval_every"] if config.prune_from_evaluation else []
     check_equal_settings(
         {name: value for name, value in saved.items() if name not in changed},
         {name: value for name, value in settings.items() if name not in changed},
         path,
-        MAY_CHANGE,
+        {*MAY_CHANGE}.difference(fixed),
         "A sweep can be extended: by values of the grid, `trials`, train_fractions and num_seeds, "
         "or by num_trials of a search; but not with prune_from_evaluation",
     )

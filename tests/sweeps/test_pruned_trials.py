@@ -54,16 +54,19 @@ def test_programs_that_are_too_small_to_prune_are_named(caplog):
     assert "programs 1.2, 2.1" in message
 
 
-def small_sweep(rates, prune_from, seeds=1):
+def small_sweep(rates, prune_from, seeds=1, eval_every=0):
     config = paper.get_config("text_classification").unlock()
     del config.grid
     config.grid = {"learning_rate": rates}
     config.prune_from_evaluation, config.num_seeds = prune_from, seeds
+    config.base.eval_every = eval_every
     return config.lock()
 
 
-@pytest.mark.parametrize("changes", [{"rates": (1e-3, 2e-3)}, {"seeds": 2}, {"prune_from": 3}])
-def test_sweep_with_pruning_does_not_grow(tmp_path, changes):
+@pytest.mark.parametrize(
+    "changes", [{"rates": (1e-3, 2e-3)}, {"seeds": 2}, {"prune_from": 3}, {"eval_every": 5}]
+)
+def test_sweep_with_pruning_does_not_grow_or_evaluate_at_other_steps(tmp_path, changes):
     fields = {"rates": (1e-3,), "prune_from": 2}
     content = {"config": settings.settings_of(small_sweep(**fields)), "programs": {}}
     (tmp_path / "sweep.json").write_text(json.dumps(content))
