@@ -107,6 +107,7 @@ def build_stack_steps(
         params = fresh | pretrained | {"encoder": fresh["encoder"] | pretrained["encoder"]}
         if lora:
             params, frozen = split_params(params, pretrained)
+            # The key 1 is that of dropout, which folds the step into it: bert_jax/finetune.py.
             params["lora"] = init_adapters(jax.random.fold_in(key, 2), lora, frozen["encoder"])
         opt_state = optimizer(ANY_HYPERPARAMETERS).init(params)
         return TrainState(jnp.zeros([], jnp.int32), params, opt_state)

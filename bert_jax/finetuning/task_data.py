@@ -18,7 +18,7 @@ from bert_jax.tasks.baselines import score_baselines
 from bert_jax.tasks.duplicates import count_duplicates
 from bert_jax.tasks.hub_fields import with_hub_fields
 from bert_jax.tasks.tables import content_hash
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.task import OUTSIDE_FRACTION, Task
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.state import parameters_hash
 
@@ -75,7 +75,7 @@ def read_task_data(
     task = read_task(config, saved_head, tokenizer, labels_of_run)
     if not task.train:
         raise ValueError(f"task={config.task} has no examples to train on; {TO_PREDICT}")
-    if 0 < config.train_fraction < 1 and not task.notes.get("train examples dropped"):
+    if 0 < config.train_fraction < 1 and not task.notes.get(OUTSIDE_FRACTION):
         raise ValueError(
             f"config.train_fraction={config.train_fraction:g}: no training example is left out. "
             "Expected a smaller fraction; a task of your own must call limit_examples of "

@@ -6,7 +6,11 @@ from ml_collections import ConfigDict
 from bert_jax.data import hub
 from bert_jax.tasks.tables import with_split
 
-SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
+SPLITS = {
+    "train": ("train",),
+    "dev": ("validation", "dev", "valid", "val", "eval", "validation_matched"),
+    "test": ("test",),
+}
 """Of each field of `config.data`, the names of a split, of which the first that exists is read."""
 # Of a text, or a pair, where there is no column "text": those of GLUE, SNLI, and many others.
 TEXT_COLUMNS = (
@@ -64,6 +68,10 @@ def find_splits(source: str) -> dict[str, str]:
         raise ValueError(f"{source} has no split train, only {', '.join(splits)}: {fix}")
     fields = {field: f"{source}#{name}" for field, name in found.items() if name}
     logging.info("Data: %s", ", ".join(f"{field}={each}" for field, each in fields.items()))
+    if not found["dev"]:
+        expected = f"has no split {', '.join(SPLITS['dev'][:-1])} or {SPLITS['dev'][-1]}"
+        fix = f"set data.train={source}#train[:90%] and data.dev={source}#train[90%:]"
+        logging.warning("%s %s: no split selects the checkpoint. %s", source, expected, fix)
     if others := [name for name in splits if name not in found.values()]:
         fix = f"set data.train, data.dev and data.test={source}#SPLIT, in place of data.hub"
         logging.warning("Splits that are not used: %s. To use them, %s", ", ".join(others), fix)

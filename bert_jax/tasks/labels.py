@@ -71,10 +71,11 @@ def with_labels_in_columns(record: Record, columns: Sequence[str]) -> Record:
     """Returns the record with the labels whose columns are 1; the columns of the others are 0.
 
     0 and 1 are written as any equal number, or as false and true. The labels of a record without
-    the columns, or with nothing in them, are unknown. Raises ValueError for other values, and if
-    only some of the columns exist.
+    the columns, or with nothing or -1 in all of them, are unknown. Raises ValueError for other
+    values, and if only some of the columns exist.
     """
-    if not any(map(record.columns.get, columns)):
+    texts = [record.columns.get(column, "") for column in columns]
+    if not any(texts) or all(_number(text) == -1 for text in texts):
         return record
     check_columns([record], columns)
     labels = []

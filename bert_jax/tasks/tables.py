@@ -457,6 +457,21 @@ def drop_blank_rows(
     return kept
 
 
+def drop_unknown_classes(
+    source: str, records: list[Record], label: str, split: str, notes: dict[str, int]
+) -> list[Record]:
+    """Drops the examples without a class from a split of TFDS or the Hub that has classes.
+
+    So SNLI marks those on which its annotators do not agree, by the class -1. Counts them in
+    `notes`. In a split without any class, each example is one to predict; in a file it is an error.
+    """
+    kept = [record for record in records if record.columns.get(label)]
+    if not is_named(source) or not kept or len(kept) == len(records):
+        return records
+    notes[f"{split} examples of unknown class, dropped"] = len(records) - len(kept)
+    return kept
+
+
 def check_empty_texts(
     split: str,
     empty: Sequence[tuple[str, str]],

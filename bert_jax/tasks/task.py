@@ -79,6 +79,10 @@ class Task:
         )
 
 
+OUTSIDE_FRACTION = "train examples outside train_fraction"
+"""The note of `limit_examples` on how many examples `config.train_fraction` leaves out."""
+
+
 def limit_examples(
     examples: Sequence, config: ConfigDict, split: str, notes: dict[str, int]
 ) -> Sequence:
@@ -86,13 +90,14 @@ def limit_examples(
 
     `max_train_examples` or `max_eval_examples` (0: all) are evenly spaced. `train_fraction` of what
     is left of train (0: all) are the first of an order that depends only on their number, so that a
-    smaller fraction is part of a larger one. Records in `notes` how many were dropped. Raises
-    ValueError if the fraction leaves none.
+    smaller fraction is part of a larger one. Records in `notes` how many each of the two dropped.
+    Raises ValueError if the fraction leaves none.
     """
     limit = config.max_train_examples if split == "train" else config.max_eval_examples
     kept = list(range(len(examples)))
     if 0 < limit < len(examples):
         kept = [index * len(examples) // limit for index in range(limit)]
+        notes[f"{split} examples dropped"] = len(examples) - limit
     if split == "train" and kept and 0 < (fraction := config.train_fraction) < 1:
         count = round(fraction * len(kept))
         if not count:
@@ -100,11 +105,12 @@ def limit_examples(
                 f"config.train_fraction={fraction:g}: it leaves none of {len(kept)} training "
                 f"examples: expected more than {0.5 / len(kept):.2g}"
             )
+        if count < len(kept):
+            notes[OUTSIDE_FRACTION] = len(kept) - count
         order = np.random.default_rng(0).permutation(len(kept))
         kept = [kept[position] for position in sorted(order[:count])]
     if len(kept) == len(examples):
         return examples
-    notes[f"{split} examples dropped"] = len(examples) - len(kept)
     return [examples[index] for index in kept]
 
 

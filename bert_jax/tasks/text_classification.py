@@ -204,13 +204,18 @@ def read_records(
     records = tables.drop_blank_rows(records, labels[0], name, notes)
     tables.note_unused_columns(records, {*columns, *labels}, name, notes)
     records = [with_labels_in_columns(record, label_columns) for record in records]
+    if not (label_columns or data.label_separator or data.regression):
+        records = tables.drop_unknown_classes(source, records, data.label, name, notes)
     empty = [
         (record.location, repr(column))
         for record in records
         for column in texts
         if not record.columns[column].strip()
     ]
-    is_labeled = any(record.columns.get(labels[0]) for record in records)
+    is_labeled = any(
+        record.labels is not None if label_columns else record.columns.get(data.label)
+        for record in records
+    )
     tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
     return records
 

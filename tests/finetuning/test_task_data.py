@@ -39,7 +39,8 @@ def test_log_counts_examples_of_splits_not_their_features(caplog):
 
 def test_fraction_of_train_that_leaves_out_no_example_is_refused(monkeypatch):
     """Such as that of a task of one's own that does not read the field."""
-    task = dataclasses.replace(EMPTY, train=[ModelInput((), ())] * 9)
+    notes = {"train examples dropped": 3}  # By max_train_examples.
+    task = dataclasses.replace(EMPTY, train=[ModelInput((), ())] * 9, notes=notes)
     monkeypatch.setattr(task_data, "read_task", lambda *_: task)
     config = text_classification.get_config()
     config.train_fraction = 0.5

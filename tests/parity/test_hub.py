@@ -73,6 +73,26 @@ def test_splits_columns_and_classes_of_a_data_set_are_read(mrpc, tokenizer):
     assert task.notes["test examples without labels, so not scored"] == 3
 
 
+def test_examples_of_unknown_class_are_dropped_from_splits_with_classes(tmp_path, tokenizer):
+    """Those of SNLI, in each of its splits."""
+    hidden = [row | {"label": -1} for row in ROWS]
+    mixed = [hidden[0], *ROWS, hidden[1]]
+    folder = save(
+        tmp_path / "snli", {"train": mixed, "dev": hidden[:1] + ROWS, "test": mixed}, MRPC
+    )
+    _, task = task_of(text_classification, tokenizer, folder)
+    assert [feature.label for feature in task.train] == [0, 1, 0]
+    assert [len(split.features) for split in task.splits] == [3, 3]
+    assert all(split.score for split in task.splits)
+    notes = {name: count for name, count in task.notes.items() if "unknown class" in name}
+    assert [*notes.values()] == [2, 1, 2] and len(read_table(f"hub:{folder}#train", ())) == 5
+
+    _, task = task_of(
+        text_classification, tokenizer, save(tmp_path / "b", {"train": mixed, "dev": hidden}, MRPC)
+    )
+    assert task.splits[0].score is None and len(task.splits[0].features) == 3
+
+
 @pytest.mark.parametrize("kind", ["int32", "float32"])
 def test_labels_that_are_all_minus_one_are_unknown(tmp_path, kind):
     rows = [{"text": "the river", "label": -1}] * 2

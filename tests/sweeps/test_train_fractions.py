@@ -10,7 +10,7 @@ import pytest
 from bert_jax.configs.sweeps import paper
 from bert_jax.sweeps import plots, report, settings
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
-from bert_jax.tasks.task import limit_examples
+from bert_jax.tasks.task import OUTSIDE_FRACTION, limit_examples
 
 SCORES = {0.1: (0.5, 0.6, 0.4), 0.3: (0.7, None, 0.8), 1.0: (0.9, 0.85, 0.95)}
 """By fraction and seed, of the first configuration; None: diverged."""
@@ -33,7 +33,9 @@ def kept(count, fraction, limit=0, split="train"):
     config = SimpleNamespace(max_train_examples=limit, max_eval_examples=0, train_fraction=fraction)
     notes = {}
     examples = limit_examples(range(count), config, split, notes)
-    assert notes.get(f"{split} examples dropped", 0) == count - len(examples)
+    dropped = max(count - limit, 0) if limit else 0
+    assert notes.get(f"{split} examples dropped", 0) == dropped
+    assert notes.get(OUTSIDE_FRACTION, 0) == count - dropped - len(examples)
     return list(examples)
 
 

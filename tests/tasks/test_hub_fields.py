@@ -47,13 +47,30 @@ def test_columns_of_labels_take_the_place_of_labels():
 
 
 def test_splits_are_found_by_name(monkeypatch):
-    names = dict.fromkeys(["train", "validation_matched", "dev", "test"])
+    names = dict.fromkeys(["train", "validation_mismatched", "dev", "test"])
     monkeypatch.setattr(hub, "open_hub_splits", lambda source: names)
     found = {"train": "hub:a:b#train", "dev": "hub:a:b#dev", "test": "hub:a:b#test"}
     assert find_splits("hub:a:b") == found
     names.pop("train")
-    with pytest.raises(ValueError, match="only validation_matched, dev, test"):
+    with pytest.raises(ValueError, match="only validation_mismatched, dev, test"):
         find_splits("hub:a:b")
+
+
+@pytest.mark.parametrize(
+    ("splits", "dev"),
+    [
+        ("validation_mismatched validation_matched", "validation_matched"),
+        ("eval validation", "validation"),
+        *((name, name) for name in ("dev", "valid", "val", "eval")),
+        ("test", None),
+    ],
+)
+def test_split_that_selects_the_checkpoint_is_found_or_missed(monkeypatch, caplog, splits, dev):
+    names = dict.fromkeys(["train", *splits.split()])
+    monkeypatch.setattr(hub, "open_hub_splits", lambda source: names)
+    with caplog.at_level("WARNING"):
+        assert find_splits("hub:a").get("dev") == (f"hub:a#{dev}" if dev else None)
+    assert ("no split selects the checkpoint" in caplog.text) == (dev is None)
 
 
 @pytest.mark.parametrize("field", ["train", "dev", "test"])

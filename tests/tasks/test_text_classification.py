@@ -22,6 +22,7 @@ from bert_jax.finetuning.task_data import read_task
 from bert_jax.tasks import tables, text_classification
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import truncate_longest_first
+from bert_jax.tasks.task import OUTSIDE_FRACTION
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_tfds, write_vocabulary
 from tests.helpers.json_lines import read_lines, write_lines
@@ -414,9 +415,15 @@ def test_columns_of_0_and_1_are_read_as_lists_of_labels(suffix, tokenizer, tmp_p
 def test_labels_of_empty_or_missing_columns_are_unknown(tokenizer, tmp_path):
     train = write_bits(tmp_path / "train.csv")
     empty = write_bits(tmp_path / "empty.csv", [["", "", ""]] * 4)
-    for test in ("text\nriver\n", "text,red\nriver,\n", "text,red,old road,blue\nriver,,,\n"):
+    hidden = write_bits(tmp_path / "hidden.csv", [["-1", "-1.0", "-1"]] * 4)
+    for dev, test in (
+        (empty, "text\nriver\n"),
+        (hidden, "text,red\nriver,\n"),
+        (empty, "text,red,old road,blue\nriver,,,\n"),
+        (hidden, "text,red,old road,blue\n,-1,-1,-1\n"),
+    ):
         (tmp_path / "new.csv").write_text(test)
-        files = {"train": train, "dev": empty, "test": str(tmp_path / "new.csv")}
+        files = {"train": train, "dev": dev, "test": str(tmp_path / "new.csv")}
         task = read_files(tokenizer, label_columns=COLUMNS, **files)
         assert [split.score for split in task.splits] == [None, None]
     with pytest.raises(ValueError, match=r"empty\.csv, line 2: no 'red'"):
@@ -615,7 +622,8 @@ def test_examples_over_the_limit_are_dropped_and_counted(tokenizer, tmp_path):
     assert task.notes["train examples of the rarest label, 'b'"] == 1  # Of those trained on.
     config.max_train_examples, config.train_fraction = 8, 0.25
     task = text_classification.get_task(config, tokenizer)
-    assert len(task.train) == 2 and task.notes["train examples dropped"] == 8
+    assert len(task.train) == 2 and task.notes["train examples dropped"] == 2
+    assert task.notes[OUTSIDE_FRACTION] == 6
     config.max_train_examples, config.max_eval_examples, config.train_fraction = 1, 2, 0.0
     task = text_classification.get_task(config, tokenizer)
     assert task.labels == ("a", "b") and task.notes["dev examples dropped"] == 8
