@@ -103,6 +103,8 @@ OPTIONS = {
     "top_k": Field(None, "Bi-encoders: passages to find for a query.", AT_LEAST_1, kind=int),
 }
 """Flags that only some tasks take: `PREDICT_OPTIONS` of a task has the names and default values."""
+COLUMNS = ("text", "text_pair", "label", "label_columns", "word_column", "tag_column", "tags")
+"""Those that say where texts and labels are, which the models of an ensemble must agree on."""
 
 
 def define_flags() -> None:
@@ -183,8 +185,7 @@ def predict(
     members = [bert_jax.load(each, device=device) for each in models]
     loaded = members[0]
     if len(members) > 1:
-        columns = find_task(loaded)[0].PREDICT_OPTIONS if loaded.head else ()
-        loaded = make_ensemble(members, columns)
+        loaded = make_ensemble(members, unset_columns(loaded, options))
     predictor = make_predictor(loaded, options)
     if passages := options.get("passages"):
         check_model(pathlib.Path(passages), describe_model(loaded))
@@ -280,6 +281,14 @@ def find_task(model: PretrainedModel) -> tuple[ModuleType, str]:
     """Returns the file of the task that trained the head, and its name."""
     name = model.settings.get("task") or find_head(model.head).task  # An import stores no task.
     return import_part("bert_jax.tasks", name, "get_predictor", only_imported=True), name
+
+
+def unset_columns(model: PretrainedModel, options: Mapping[str, object]) -> list[str]:
+    """Returns the `COLUMNS` that the model's task reads and `options` do not set."""
+    read, given = find_task(model)[0].PREDICT_OPTIONS if model.head else (), {*options}
+    if given & {"label", "label_columns"}:
+        given |= {"label", "label_columns"}  # Either replaces both.
+    return [name for name in COLUMNS if name in read and name not in given]
 
 
 def choose_files(

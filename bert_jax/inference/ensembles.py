@@ -10,7 +10,7 @@ from scipy.special import expit, logit, softmax
 from bert_jax.data.features import ModelInput
 from bert_jax.inference.predictions import split_into_blocks
 from bert_jax.inference.pretrained_model import PretrainedModel
-from bert_jax.model.heads import Outputs, find_head
+from bert_jax.model.heads import TARGET_SCALE, Outputs, find_head
 from bert_jax.tasks.spans import N_BEST, RankedAnswers
 from bert_jax.tasks.squad import AnswerPredictor
 
@@ -25,6 +25,8 @@ _MEANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """The mean of outputs `[models, ...]`, by what a head predicts."""
 _TUNED = ("calibration_temperature", "null_threshold", "logit_thresholds")
 """Settings of a head that are tuned on the outputs of one model."""
+_OWN = (*_TUNED, *TARGET_SCALE)
+"""Settings that may differ: also the scale of a regression, which each model's outputs undo."""
 
 
 def average_outputs(predicts: str, outputs: Iterable[Outputs]) -> list[np.ndarray]:
@@ -41,7 +43,8 @@ def average_outputs(predicts: str, outputs: Iterable[Outputs]) -> list[np.ndarra
 def make_ensemble(models: Sequence[PretrainedModel], columns: Iterable[str]) -> PretrainedModel:
     """Returns the first of the models, with the settings that hold for all of them.
 
-    A tuned threshold, for "no answer" or of a label, is the mean of theirs; a temperature of
+    A tuned threshold is the mean of theirs, of a label as `average_outputs` averages its log-odds,
+    so that a label that all models reject is rejected; a model without one has 0. A temperature of
     calibration, which fits the probabilities of one model, is left out. `columns` are fields of
     `config.data` that say how the models read examples.
 
@@ -69,9 +72,11 @@ def make_ensemble(models: Sequence[PretrainedModel], columns: Iterable[str]) -> 
     if any("null_threshold" in each.head for each in models):
         thresholds = [each.head.get("null_threshold", 0.0) for each in models]
         head["null_threshold"] = float(np.mean(thresholds))
-    if all("logit_thresholds" in each.head for each in models):
-        values = np.mean([each.head["logit_thresholds"] for each in models], axis=0)
-        head["logit_thresholds"] = values.tolist()
+    if any("logit_thresholds" in each.head for each in models):
+        untuned = [0.0] * len(head["labels"])
+        thresholds = [[each.head.get("logit_thresholds") or untuned] for each in models]
+        (mean,) = average_outputs("label_set", thresholds)
+        head["logit_thresholds"] = mean.tolist()
     return dataclasses.replace(first, settings=first.settings | {"head": head})
 
 
@@ -82,7 +87,7 @@ def _what_is_read(model: PretrainedModel, columns: Iterable[str]) -> dict[str, o
         return {"task": head["task"], "null_answers": head.get("null_answers", False)}
     # Runs of earlier versions lack fields, which are empty in later ones.
     read = {f"config.data.{name}": data.get(name) or None for name in columns}
-    read |= {name: value for name, value in head.items() if name not in _TUNED}
+    read |= {name: value for name, value in head.items() if name not in _OWN}
     read["max_position_embeddings"] = model.config.max_position_embeddings
     return read | {"vocabulary": model.tokenizer.files()}
 

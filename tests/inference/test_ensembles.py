@@ -12,6 +12,7 @@ import bert_jax
 from bert_jax import predict as program
 from bert_jax.inference.ensembles import average_answers, average_outputs, make_ensemble
 from bert_jax.tasks.spans import Answer, RankedAnswers
+from bert_jax.tasks.thresholds import exceed_thresholds
 from bert_jax.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.corpora import WORDS, write_vocabulary
 from tests.helpers.json_lines import read_lines, write_lines
@@ -169,6 +170,80 @@ def test_the_threshold_is_the_mean_and_a_temperature_is_left_out(tmp_path):
     other.settings["head"] |= {"null_threshold": 2.0}
     assert make_ensemble([model, other], ()).head["null_threshold"] == 1.5
     assert model.head["null_threshold"] == 1.0
+
+
+def models_with(directory, *heads, **head):
+    """Returns models that differ in these settings of their head."""
+    model = bert_jax.load(write_head(directory, **head))
+    return [dataclasses.replace(model, settings={"head": model.head | own}) for own in heads]
+
+
+def test_a_label_that_all_models_reject_or_accept_is_rejected_or_accepted(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = [f"label{number}" for number in range(400)]
+    thresholds = rng.normal(0, 4, (3, len(labels))).astype(np.float32)
+    thresholds[:, 0] = -6, 1, 1
+    models = models_with(
+        tmp_path,
+        *({"logit_thresholds": each.tolist()} for each in thresholds),
+        task="multi_label",
+        labels=labels,
+    )
+    mean = make_ensemble(models, ()).head["logit_thresholds"]
+    np.testing.assert_allclose(expit(mean), expit(np.float64(thresholds)).mean(0), rtol=1e-5)
+    distance = rng.exponential(1, thresholds.shape).astype(np.float32) + np.float32(1e-3)
+    distance[:, 0] = 0.5, 0.1, 0.1
+    for offset in (-distance, 0 * distance, distance):  # A logit at its threshold is rejected.
+        (logits,) = average_outputs("label_set", (thresholds + offset)[:, None])
+        assert (exceed_thresholds(logits, mean) == (offset > 0).all(axis=0)).all()
+
+
+def test_a_model_without_thresholds_has_the_probability_0_5(tmp_path):
+    heads = {}, {"logit_thresholds": [-6.0, 2.0]}
+    models = models_with(tmp_path, *heads, task="multi_label", labels=["no", "yes"])
+    for each in (models, models[::-1]):
+        found = expit(make_ensemble(each, ()).head["logit_thresholds"])
+        np.testing.assert_allclose(found, (0.5 + expit([-6.0, 2.0])) / 2, rtol=1e-5)
+    assert "logit_thresholds" not in make_ensemble([models[0], models[0]], ()).head
+
+
+def test_regressions_trained_on_other_labels_are_averaged_in_the_scale_of_the_labels(tmp_path):
+    scales = {"target_mean": 10.0, "target_std": 2.0}, {"target_mean": 30.0, "target_std": 5.0}
+    models = models_with(tmp_path, *scales, task="regression", labels=["value"])
+    directories = [tmp_path / "first", tmp_path / "second"]
+    for model, directory in zip(models, directories, strict=True):
+        model.save(directory)
+    path = write_lines(tmp_path / "new.jsonl", [{"text": "the king"}, {"text": "a river"}])
+    program.predict(directories, path, tmp_path / "found.jsonl")
+    single = [row["prediction"] for row in bert_jax.load(directories[0]).predict(path).rows]
+    found = [row["prediction"] for row in read_lines(tmp_path / "found.jsonl")]
+    raw = (np.array(single) - 10) / 2  # The parameters are equal.
+    np.testing.assert_allclose(found, raw * (2 + 5) / 2 + (10 + 30) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "is_accepted"),
+    [
+        ({"id": "number", "header_lines": 3}, {}, True),
+        ({"text": "body"}, {}, False),
+        ({"text": "body"}, {"text": "text"}, True),
+        ({"text": "body", "label": "topic"}, {"text": "text"}, False),
+        ({"label_columns": ["no", "yes"]}, {"label": "label"}, True),
+    ],
+)
+def test_only_columns_that_are_read_and_not_given_must_agree(
+    tmp_path, fields, options, is_accepted
+):
+    model = bert_jax.load(write_head(tmp_path, task="multi_label", labels=["no", "yes"]))
+    data = {"text": "text", "label": "label", "id": "", "header_lines": 1}
+    model.settings |= {"data": data}
+    other = dataclasses.replace(model, settings=model.settings | {"data": data | fields})
+    columns = program.unset_columns(model, options)
+    if is_accepted:
+        make_ensemble([model, other], columns)
+    else:
+        with pytest.raises(ValueError, match=r"config\.data\."):
+            make_ensemble([model, other], columns)
 
 
 @pytest.mark.parametrize(
