@@ -169,10 +169,8 @@ def read_task(
         config = config.copy_and_resolve_references()
         config.data.labels = tuple(order)
         task = module.get_task(config, tokenizer)
-    head = dataclasses.replace(
-        task.head, class_weights=find_class_weights(config.class_weights, task)
-    )
-    return dataclasses.replace(task, head=head)
+    weights = find_class_weights(config.class_weights, task, config.train_fraction)
+    return dataclasses.replace(task, head=dataclasses.replace(task.head, class_weights=weights))
 
 
 def log_task(task: Task, shape: RowShape, num_steps: int) -> None:

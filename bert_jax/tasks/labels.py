@@ -19,6 +19,8 @@ from ml_collections import ConfigDict
 from bert_jax.tasks.tables import Record, check_columns
 
 LABEL_SEPARATOR = "|"  # In text, of the labels of a multi-label head that stores no other.
+LARGE_RATIO = 10.0
+"""Ratio of the weight of a class, or of a positive term, to the other's that gives a warning."""
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _BOOLEANS = {"true": decimal.Decimal(1), "false": decimal.Decimal(0)}
 
@@ -90,8 +92,8 @@ def with_labels_in_columns(record: Record, columns: Sequence[str]) -> Record:
 def read_weights(given: Sequence, labels: Sequence[str], field: str) -> tuple[float, ...]:
     """Returns the weight of each label, given one for each, or by name: `rare=5,other=2`.
 
-    Labels that are not named weigh 1. Raises ValueError, naming `field`, for unknown labels and
-    for weights that are not positive numbers.
+    Labels that are not named have weight 1. Raises ValueError, naming `field`, for unknown labels
+    and for weights that are not positive numbers.
     """
     weights = tuple(given)
     are_texts = weights and all(isinstance(each, str) for each in weights)

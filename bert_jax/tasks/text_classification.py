@@ -30,6 +30,7 @@ from bert_jax.tasks import scores, tables
 from bert_jax.tasks.calibration import mean_gap, reliability_of, with_calibration
 from bert_jax.tasks.labels import (
     LABEL_SEPARATOR,
+    LARGE_RATIO,
     find_labels,
     has_fractions,
     label_columns_from_config,
@@ -167,7 +168,8 @@ def find_positive_weights(
     """Returns the weight of each label's positive term, given as `read_weights` or "balanced".
 
     Balanced, that is negative / positive examples, so that both terms have the same sum of weights;
-    1 without positive examples. `counts` are those of positive examples, `[labels]`.
+    1 without positive examples. `counts` are those of positive examples, `[labels]`. Warns if a
+    weight is so large that its label is predicted where it is improbable.
     """
     if tuple(given) == ("balanced",):
         ratios = (num_examples - counts) / np.maximum(counts, 1)
@@ -179,8 +181,30 @@ def find_positive_weights(
                 f"{name} {weight:.4g}" for name, weight in zip(labels, balanced, strict=True)
             ),
         )
-        return tuple(balanced)
-    return read_weights(given, labels, "config.data.positive_weights")
+        weights = tuple(balanced)
+    else:
+        weights = read_weights(given, labels, "config.data.positive_weights")
+    enter = np.where(counts > 0, weights, 0)  # The other positive terms are never in the loss.
+    if enter.max() >= LARGE_RATIO:
+        largest, weight = int(np.argmax(enter)), enter.max()
+        logging.warning(
+            "positive_weights: %d of %d labels have a weight of at least %g, the largest %r (%d of "
+            "%d examples in train) of %.3g, so it is predicted at any probability above %.2g, "
+            "unless its threshold is tuned: more of its examples are found, but up to %.0f %% of "
+            "its predictions may be wrong. Compare precision in predictions/*_classes.tsv with a "
+            "run without weights, or with their square roots: config.data.positive_weights=%s",
+            np.count_nonzero(enter >= LARGE_RATIO),
+            len(labels),
+            LARGE_RATIO,
+            labels[largest],
+            counts[largest],
+            num_examples,
+            weight,
+            1 / (1 + weight),
+            100 * weight / (1 + weight),
+            ",".join(f"{root:.3g}" for root in np.sqrt(weights)),
+        )
+    return weights
 
 
 def read_records(

@@ -45,6 +45,17 @@ def test_a_weight_of_a_class_without_examples_is_refused():
     assert find_class_weights((1, 2, 1), task) == (1, 2, 1)
 
 
+def test_a_class_that_a_fraction_lacks_has_weight_1_which_is_logged(caplog):
+    task = task_of(heads.CLASSIFICATION, [0, 1, 0])
+    for fraction in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"class_weights=b=2,c=5: 'c' has the weight 5"):
+            find_class_weights(("b=2,c=5",), task, fraction)
+    assert not caplog.records
+    assert find_class_weights(("b=2,c=5",), task, 0.01) == (1, 2, 1)
+    (record,) = caplog.records
+    assert "'c' has the weight 5" in record.getMessage()
+
+
 def test_weights_that_outweigh_the_frequent_class_are_reported(caplog):
     task = task_of(heads.CLASSIFICATION, [0] * 95 + [1] * 4 + [2])
     find_class_weights(("balanced",), task)
@@ -54,6 +65,16 @@ def test_weights_that_outweigh_the_frequent_class_are_reported(caplog):
     assert "up to 99 % of its predictions" in record.getMessage()
     assert record.getMessage().endswith("config.class_weights=1,4.87,9.75")
     find_class_weights((1, 4.87, 9.75), task)
+    assert len(caplog.records) == 1
+
+
+def test_the_weights_that_a_warning_proposes_are_accepted_without_one(caplog):
+    task = task_of(heads.CLASSIFICATION, [0] * 900 + [1] * 10)
+    find_class_weights(("balanced",), task)
+    (record,) = caplog.records
+    proposed = record.getMessage().rpartition("config.class_weights=")[2]
+    assert proposed == "1,9.49,1"
+    assert find_class_weights(tuple(map(float, proposed.split(","))), task) == (1, 9.49, 1)
     assert len(caplog.records) == 1
 
 

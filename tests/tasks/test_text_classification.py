@@ -545,6 +545,21 @@ def test_a_note_names_labels_whose_weight_drowns_precision(read, tmp_path, caplo
     assert "positive_weights" in notes[0] and "'a'" in notes[0]
 
 
+@pytest.mark.parametrize("given", [("a=16,b=9.9",), ("balanced",)])
+def test_large_positive_weights_are_reported_with_weights_that_are_not(read, caplog, given):
+    caplog.set_level(logging.WARNING)
+    # Of 17 texts a has 1, b 2 and c 16.
+    table = "text,label\nriver,a|b\nwar,b|c\n" + "the north,c\n" * 15
+    read(table, LABEL_SETS, label_separator="|", positive_weights=given)
+    (note,) = [each.getMessage() for each in caplog.records if "weight" in each.getMessage()]
+    assert "1 of 3 labels" in note and "'a' (1 of 17 " in note and "above 0.059" in note
+    proposed = note.rpartition("config.data.positive_weights=")[2]
+    caplog.clear()
+    weights = tuple(map(float, proposed.split(",")))
+    read(table, LABEL_SETS, label_separator="|", positive_weights=weights)
+    assert not [each for each in caplog.records if "weight" in each.getMessage()]
+
+
 def test_a_label_of_a_list_may_contain_the_separator(read):
     lines = '{"text": "river", "label": ["a|b", "c"]}\n{"text": "war", "label": ["a"]}\n'
     task = read(lines, lines, None, "jsonl", label_separator="|")
