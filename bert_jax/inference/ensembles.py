@@ -56,8 +56,8 @@ def make_ensemble(models: Sequence[PretrainedModel], columns: Iterable[str]) -> 
         raise ValueError(f"model={first.source} has no fine-tuned head, which ensembles need")
     if find_head(first.head).predicts not in (*_MEANS, "span"):
         raise ValueError(
-            f"model={first.source} has a head for {first.head['task']}: the vectors of different "
-            "models have no mean: give one --model"
+            f"model={first.source} has a head for {first.head['task']}: embeddings of different "
+            "models cannot be averaged: give one --model"
         )
     read = _what_is_read(first, columns)
     for model in others:
@@ -130,8 +130,9 @@ def average_answers(found: Sequence[RankedAnswers], null_threshold: float | None
     """Returns the `N_BEST` answers to a question by their mean probability over models.
 
     A model that does not list a text gives it the probability 0; the place of a text is that where
-    a model finds it most probable. The odds of "no answer" are averaged, and it ranks first if they
-    exceed the threshold, and else behind an answer; None: questions always have answers.
+    a model finds it most probable. The no-answer score difference is averaged: "no answer" ranks
+    first if it exceeds the threshold, and else behind an answer; None: questions always have
+    answers.
     """
     probabilities: dict[str, float] = collections.defaultdict(float)
     places = {}

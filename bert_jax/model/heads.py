@@ -140,7 +140,7 @@ class Head:
       is_collapsed: (features, outputs, whether [CLS] is the last token) -> whether all predictions
         are the same, as in a failed run.
       trains_encoder: False if the encoder is frozen.
-      class_weights: weight of each class in the mean over labels; if empty, all weigh the same.
+      class_weights: weight of each class in the mean over labels; if empty, all are equal.
       global_tokens: which tokens are global, in an architecture that has such (Longformer): one of
         its `GLOBAL_TOKENS`. They are those of transformers' class.
       task: the file in `tasks/` that reads its examples where the checkpoint names none.
@@ -236,7 +236,7 @@ def _classification_loss(outputs, rows):
 def _multi_label_loss(outputs, rows, positive_weights=()):
     """Averages the binary cross-entropy of each label's sigmoid over the labels.
 
-    `positive_weights` weigh the term of a positive label, as `pos_weight` of PyTorch's
+    `positive_weights` weight the term of a positive label, as `pos_weight` of PyTorch's
     `BCEWithLogitsLoss`.
     """
     losses = jax.nn.softplus(outputs) - outputs * rows["labels"]
@@ -316,7 +316,7 @@ def with_target_std(head: Head, target_std: float) -> Head:
 
 
 def with_positive_weights(head: Head, positive_weights: tuple[float, ...]) -> Head:
-    """Returns a multi-label head whose loss weighs the positive term of each label.
+    """Returns a multi-label head whose loss weights the positive term of each label.
 
     Raises ValueError for a head with another loss, which this one would replace.
     """

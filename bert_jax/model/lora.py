@@ -25,7 +25,7 @@ class Lora:
     """Which dense layers have an adapter, and its size.
 
     Attributes:
-      rank: the inner size of A B.
+      rank: the rank of the update A B (r in peft).
       alpha: A B is scaled by alpha / rank.
       groups: paths of dense layers, such as "encoder/layers/query". Those of a group, which another
         library stores as one matrix, share A, and have equal parts of the outputs of B.

@@ -287,7 +287,7 @@ class AnswerPredictor:
 
     @property
     def null_threshold(self) -> float | None:
-        """What the odds of "no answer" must exceed; None: questions always have answers."""
+        """What the no-answer score difference must exceed; None: questions always have answers."""
         return self._config.null_threshold if self._config.null_answers else None
 
     def find_inputs(self, directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:

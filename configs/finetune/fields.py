@@ -46,8 +46,9 @@ TASK = {
     "max_train_examples": Field(0, "Maximum number in train, evenly spaced; 0: all.", AT_LEAST_0),
     "train_fraction": Field(
         0.0,
-        "Such as 0.3: trains on this part of what max_train_examples leaves, the first examples of "
-        "a fixed random order, so that a larger part has all of a smaller one. 0 or 1: all.",
+        "Such as 0.3: trains on this fraction of what max_train_examples leaves, the first "
+        "examples of one fixed shuffle, the same for all seeds; smaller fractions are subsets of "
+        "larger ones. 0 or 1: all.",
         Bounds(0, 1),
     ),
     "max_eval_examples": Field(
@@ -57,7 +58,8 @@ TASK = {
     "class_weights": Field(
         (),
         "Weight of each class in the loss, in the order of data.labels, or sorted; or by name, "
-        'others being 1: rare=5. "balanced": inverse to its frequency in train. Default: 1 each.',
+        'others having weight 1: rare=5. "balanced": inverse to its frequency in train. '
+        "Default: 1 each.",
     ),
     "model.classifier_dropout_rate": Field(
         None, "Before the head, if it differs; None: as in the checkpoint.", kind=float
@@ -117,12 +119,14 @@ TRAINING = {
         AT_LEAST_0,
     ),
     "lora.alpha": Field(
-        0.0, "Adapters are scaled by alpha / rank, as in peft; 0: as the rank.", AT_LEAST_0
+        0.0,
+        "Adapters are scaled by alpha / rank, as in peft; 0: equal to the rank (scale 1).",
+        AT_LEAST_0,
     ),
     "lora.targets": Field(
         "",
-        "Regular expression that is found in the paths of the kernels with adapters, such as "
-        '"query|value"; default: all dense layers of the encoder\'s layers.',
+        "Regular expression that is searched for in the paths of kernels, which then have "
+        'adapters: "query|value"; default: all dense layers of the encoder\'s layers.',
     ),
     "distillation.alpha": Field(
         0.5,

@@ -41,7 +41,7 @@ GRID = {
     ),
     "train_fractions": Field(
         (),
-        "Parts of the training examples, such as 0.1, 0.3 and 1.0: each configuration is trained "
+        "Fractions of the training data, such as 0.1, 0.3 and 1.0: each configuration is trained "
         "on each of them, as `base.train_fraction`, and the report has learning curves.",
     ),
 }
