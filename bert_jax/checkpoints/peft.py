@@ -21,14 +21,15 @@ from bert_jax.checkpoints.huggingface import (
     tensor_table,
 )
 from bert_jax.checkpoints.parameters import LoadedModel, StoredTensor, build_loaded_model
-from bert_jax.checkpoints.tensors import MERGE, read_adapter_tensors
+from bert_jax.checkpoints.tensors import MERGE, WEIGHTS_FILENAMES, read_adapter_tensors
 from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.checkpoints.transformers_names import PRETRAINING_HEADS
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.heads import find_head
 from bert_jax.model.lora import Lora
 from bert_jax.model.transformers_format import TransformersFormat
-from bert_jax.runtime.model_files import read_json, read_optional
+from bert_jax.runtime.buckets import is_bucket
+from bert_jax.runtime.model_files import find_snapshot, read_json, read_optional
 
 CONFIG_FILENAME = "adapter_config.json"
 HEAD_FILENAME = "bert_jax_head.json"  # The head's settings; peft has none, and reads no such file.
@@ -84,7 +85,7 @@ class PeftFormat(NamedTuple):
     Attributes:
       config: the contents of adapter_config.json.
       modules: path of the first layer of each group -> names of its modules in transformers, one
-        for each layer of the encoder, or a single one.
+        for each layer of the encoder, or a single one; without those of `saved`.
       saved: path of a parameter that is stored as a whole -> how transformers stores it.
       prefix: what the names of the encoder's tensors begin with, and those in the file do not.
       head: the settings of the head.
@@ -165,14 +166,20 @@ def peft_format(
         is_of_encoder = table[path].name.startswith(stored.prefix)
         to_save.append(module if is_of_encoder else module.partition(".")[0])
     to_save = list(dict.fromkeys(to_save))
+    in_saved = tuple(f"{module}." for module in to_save)
     saved = {
         path: table[path]
         for path in flatten_dict(params, sep="/")
-        if path in table
-        and table[path]
-        .name.removeprefix(prefix)
-        .startswith(tuple(f"{module}." for module in to_save))
+        if path in table and table[path].name.removeprefix(prefix).startswith(in_saved)
     }
+    # Such as an adapted pooler that is part of the head there: it is stored merged.
+    modules = {
+        path: names for path, names in modules.items() if not f"{names[0]}.".startswith(in_saved)
+    }
+    if not modules:
+        raise ValueError(
+            f"transformers has the adapted layers in {', '.join(to_save)}, saved whole"
+        )
     suffix = form.class_suffix if has_layers else ""
     values = {
         "peft_type": "LORA",
@@ -195,6 +202,14 @@ def peft_format(
         "layers_pattern": None,
     }
     return PeftFormat(values, modules, saved, prefix, dict(head))
+
+
+def is_base_of_peft(base: str) -> bool:
+    """Returns whether `peft` can load a base model: the weights of transformers, in a directory."""
+    if is_bucket(base):
+        return False
+    directory = find_snapshot(pathlib.Path(base).expanduser())
+    return any((directory / filename).exists() for filename in WEIGHTS_FILENAMES)
 
 
 def load_adapter(directory: pathlib.Path, read_base: Callable[[str], LoadedModel]) -> LoadedModel:
@@ -273,7 +288,8 @@ def _merge(directory: pathlib.Path, values: Mapping, base: LoadedModel) -> Loade
     def find(name: str) -> str:
         return name if name in tensors else stored.prefix + name
 
-    for name, tensor in adapter.items():
+    # First the whole tensors, to which the products of adapted layers among them are added.
+    for name, tensor in sorted(adapter.items(), key=lambda item: ".lora_" in item[0]):
         module, _, kind = name.removesuffix(".weight").rpartition(".")
         if kind == "lora_B" and f"{module}.lora_A.weight" in adapter:
             continue

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.parameters import LoadedModel, modules_of, trained_length
-from bert_jax.checkpoints.peft import PeftFormat, peft_format
+from bert_jax.checkpoints.peft import PeftFormat, is_base_of_peft, peft_format
 from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.data.features import steps_per_epoch, unpack_rows
 from bert_jax.finetuning.hyperparameters import (
@@ -98,18 +98,27 @@ class FinetuneSetup:
         """Returns how `peft` stores the adapters; None without LoRA, or if it cannot."""
         if self.lora is None:
             return None
+        base = self.config.init_from
         try:
-            return peft_format(
+            stored = peft_format(
                 self.lora,
                 self.model.config,
                 self.data.head_settings,
                 self.steps.shapes.params,
                 self.steps.model_shapes,
-                base=self.config.init_from,
+                base,
             )
         except ValueError as error:
             logging.warning("No adapter for peft is written, only the merged model: %s", error)
             return None
+        if not is_base_of_peft(base):
+            text = (
+                "bert_jax reads the adapters, but peft cannot load their base model %s: convert it "
+                "with tools/convert_checkpoint.py --to=huggingface, and set "
+                "base_model_name_or_path in adapter_config.json"
+            )
+            logging.log_first_n(logging.WARNING, text, 1, base)  # Not for each stack of a sweep.
+        return stored
 
     def check(self, trial: ConfigDict) -> None:
         """Raises ValueError if settings of a trial are invalid."""

@@ -7,10 +7,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
-from bert_jax.checkpoints.peft import peft_format
+from bert_jax.checkpoints.peft import is_base_of_peft, peft_format
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.transformers_config import format_of
 from bert_jax.data.features import unpack_rows
@@ -104,6 +105,48 @@ def test_an_adapter_is_read_as_its_merged_model(kind, tmp_path):
     assert actual.keys() == expected.keys()
     for path, value in expected.items():
         np.testing.assert_allclose(actual[path], value, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_pooler_that_is_part_of_the_head_in_transformers_is_stored_once(tmp_path):
+    """It is adapted and, as the base model of transformers has none, stored whole."""
+    expected = flat(write_adapter(tmp_path, KINDS["roberta"], targets="encoder/"))
+    values = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert values["modules_to_save"] == ["classifier"]
+    assert not [name for name in values["target_modules"] if name.startswith("classifier")]
+    names = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    prefix = "base_model.model.classifier"
+    layers = [name for name in names if name.startswith(prefix)]
+    parts = ("weight", "bias")
+    assert sorted(layers) == sorted(
+        f"{prefix}.{layer}.{part}" for layer in ("dense", "out_proj") for part in parts
+    )
+    actual = flat(read_model(tmp_path / "adapter").params)
+    assert actual.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_allclose(actual[path], value, atol=1e-5, err_msg=path)
+    (tmp_path / "pooler").mkdir()
+    with pytest.raises(ValueError, match="adapted layers in classifier"):
+        write_adapter(tmp_path / "pooler", KINDS["roberta"], targets="pooler")
+
+
+@pytest.mark.parametrize("name", ["query.base_layer.weight", "query.weight"])
+def test_products_are_added_to_whole_tensors_in_any_order(name, given, tmp_path):
+    adapter = shutil.copytree(given[0] / "adapter", tmp_path / "adapter")
+    (tmp_path / "base").symlink_to(given[0] / "base")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    layer = "base_model.model.bert.encoder.layer.0.attention.self"
+    a, b = (tensors[f"{layer}.query.lora_{letter}.weight"] for letter in "AB")
+    whole = np.random.default_rng(2).normal(size=(len(b), a.shape[1])).astype(np.float32)
+    save_file(tensors | {f"{layer}.{name}": whole}, adapter / "adapter_model.safetensors")
+    query = read_model(adapter).params["encoder"]["layers"]["query"]["kernel"][0]
+    np.testing.assert_allclose(query.reshape(whole.T.shape), (whole + 1.5 * b @ a).T, atol=1e-5)
+
+
+def test_base_models_that_peft_loads(given, tmp_path):
+    assert not is_base_of_peft(str(given[0] / "base")) and not is_base_of_peft("gs://a/base")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    assert is_base_of_peft(str(tmp_path))
 
 
 def test_without_our_file_the_labels_have_numbers(given, tmp_path):
