@@ -209,7 +209,7 @@ def run_stack(
                 compiled_shapes.add(shape)
                 watchdog.beat(f"running step {step}", limited=not compiles)
                 state, step_metrics = setup.steps.update(
-                    state, rows, num_microbatches, dropout_keys, hyperparameters, setup.frozen
+                    state, rows, num_microbatches, dropout_keys, hyperparameters, stack.frozen
                 )
                 stack.unreported.append(step_metrics)
                 monitoring.limit_dispatch(stack.unreported)

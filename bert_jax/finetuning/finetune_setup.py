@@ -53,7 +53,6 @@ class FinetuneSetup:
       model, mesh: of all trials; the model's dropout rates are those of the weights.
       steps: the jitted functions.
       lora: the adapters that are trained instead of the encoder; None: without LoRA.
-      frozen: the parameters that all trials share, on the devices; None without LoRA.
       steps_per_epoch: number of batches.
       rows_per_microbatch: in training, over all devices.
       rows_per_prediction: rows per forward pass in prediction, over all devices.
@@ -67,7 +66,6 @@ class FinetuneSetup:
     mesh: Mesh
     steps: StackSteps
     lora: Lora | None
-    frozen: dict | None
     steps_per_epoch: int
     rows_per_microbatch: int
     rows_per_prediction: int
@@ -200,7 +198,6 @@ def setup_finetuning(config: ConfigDict, source: LoadedModel, data: TaskData) ->
         mesh=mesh,
         steps=steps,
         lora=lora,
-        frozen=steps.freeze(data.pretrained),
         steps_per_epoch=steps_per_epoch(len(task.train), config.batch_size),
         rows_per_microbatch=rows_per_microbatch,
         rows_per_prediction=rows_per_prediction,

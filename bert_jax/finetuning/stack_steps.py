@@ -42,7 +42,9 @@ class StackSteps:
       predict: as `make_predict_step` describes it.
       select: (state of a stack, indices of trials) -> the state of these trials.
       pick: (parameters of a stack, index of a trial) -> its parameters.
-      freeze: (pretrained parameters) -> those that all trials share; None without LoRA.
+      freeze: (pretrained parameters) -> those that all trials share, on the devices; None without
+        LoRA.
+      frozen_shapes: of these, with their shardings; None without LoRA.
       merge: (parameters of a trial, frozen ones) -> the parameters of a plain model.
       model_shapes: of the parameters of a plain model.
       model_shardings: of a stack of them.
@@ -58,6 +60,7 @@ class StackSteps:
     select: Callable
     pick: Callable
     freeze: Callable
+    frozen_shapes: dict | None
     merge: Callable
     model_shapes: dict
     model_shardings: dict
@@ -124,9 +127,8 @@ def build_stack_steps(
     def freeze(pretrained):
         if not lora:
             return None
-        encoder = pretrained["encoder"]
-        to = {name: model_shardings["encoder"][name] for name in encoder}
-        return {"encoder": jax.device_put(encoder, to)}
+        frozen = {"encoder": pretrained["encoder"]}
+        return jax.device_put(frozen, jax.tree.map(lambda leaf: leaf.sharding, frozen_shapes))
 
     shapes = jax.eval_shape(init, jax.random.key(0), pretrained)
     model_shapes = jax.eval_shape(join, shapes.params, {"encoder": pretrained["encoder"]})
@@ -134,6 +136,11 @@ def build_stack_steps(
     shardings = infer_shardings(shapes, mesh, rules)
     model_shardings = infer_shardings(model_shapes, mesh, rules) if lora else shardings.params
     stacked = shardings.map_trials(stack_shardings)
+    frozen_shapes = None
+    if lora:
+        encoder = jax.eval_shape(lambda tree: tree, pretrained["encoder"])
+        of_encoder = {name: model_shardings["encoder"][name] for name in encoder}
+        frozen_shapes = {"encoder": with_shardings(encoder, of_encoder)}
     return StackSteps(
         shapes=shapes,
         shardings=shardings,
@@ -146,6 +153,7 @@ def build_stack_steps(
         select=jax.jit(select, out_shardings=stacked),
         pick=jax.jit(index_leaves, out_shardings=shardings.params),
         freeze=freeze,
+        frozen_shapes=frozen_shapes,
         merge=jax.jit(join, out_shardings=model_shardings) if lora else join,
         model_shapes=model_shapes,
         model_shardings=stack_shardings(model_shardings),

@@ -48,6 +48,7 @@ class Stack:
       unreported: the metrics of the steps that are not in a report yet, `[members]` each. A resumed
         run has those of its checkpoint, so that its next report equals an uninterrupted run's.
       num_diverged: the trials that diverged and are not in the stack any more.
+      frozen: the parameters that all trials share, on the devices; None without LoRA.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Stack:
     ):
         self._steps, self._mesh = setup.steps, setup.mesh
         self._task, self._pretrained = setup.data.task, setup.data.pretrained
-        self._frozen, self._peft = setup.frozen, setup.peft_format()
+        # On the devices while the stack runs: the setups of a sweep live as long as it does.
+        self.frozen, self._peft = setup.steps.freeze(self._pretrained), setup.peft_format()
         self._directory, self._checkpointer = directory, checkpointer
         self._saved_names = saved_trials(directory)
         self.first_step = checkpointer.latest_step() or 0
@@ -172,7 +174,7 @@ class Stack:
         If the patience of any of them ends, or it `prunes` any, `stop` becomes `step`.
         """
         split = self._task.selection_split
-        predictions, scores_of_all = predict(split, params, self._frozen), {}
+        predictions, scores_of_all = predict(split, params, self.frozen), {}
         for index, run in enumerate(self.runs):
             # A resumed stack has trials that ended after its checkpoint: they are compared again.
             is_compared = prunes and not run.has_diverged(step)
@@ -227,7 +229,7 @@ class Stack:
         unsaved = [
             index for index, run in enumerate(self.runs) if run in ending and run.best_step is None
         ]
-        predictions = predict(split, params, self._frozen) if unsaved and split else None
+        predictions = predict(split, params, self.frozen) if unsaved and split else None
         for index in unsaved:
             scores, tuned = {}, {}
             if predictions:
@@ -239,7 +241,7 @@ class Stack:
     ) -> None:
         """Saves the model of a trial as its best, with its adapters merged, and beside it."""
         trained = self._steps.pick(params, index)
-        merged, files = self._steps.merge(trained, self._frozen), {}
+        merged, files = self._steps.merge(trained, self.frozen), {}
         if self._peft:
             adapter = self._peft.files(trained["lora"], merged, tuned)
             files = {f"adapter/{name}": content for name, content in adapter.items()}
@@ -253,14 +255,14 @@ class Stack:
         padded = pad_to_trial_axis(ending, self._mesh)
         # Reuses the predictions of the last evaluation if a stack of the same size computed them:
         # another size, before the run was resumed, may round differently, as merging does.
-        if self._frozen is None and all(
+        if self.frozen is None and all(
             run.prediction and run.prediction_size == len(padded) for run in ending
         ):
             name = task.selection_split.name
             predictions[name] = [run.prediction for run in ending]
         if splits := [split for split in task.splits if split.name not in predictions]:
             # Merged models do not share the encoder: one on each device at a time.
-            size = len(padded) if self._frozen is None else self._mesh.shape["trial"]
+            size = len(padded) if self.frozen is None else self._mesh.shape["trial"]
             for runs in (padded[first : first + size] for first in range(0, len(padded), size)):
                 best = stack_trees([run.read_best_params() for run in runs])
                 params = jax.device_put(best, self._steps.model_shardings)

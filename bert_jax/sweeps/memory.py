@@ -4,6 +4,7 @@ Parameters, optimizer state, gradients and activations are separate for each tri
 encoder of LoRA counts once.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -59,8 +60,8 @@ def compile_step(setup: FinetuneSetup, num_trials: int = 1, num_batches: int = 1
     batches = [batch for batch in batches if jax.tree.map(np.shape, batch[0]) == first]
     values = setup.hyperparameters(setup.config)
     hyperparameters = jax.tree.map(lambda value: value.repeat(count), values)
-    state = setup.steps.abstract_state(count)
-    lowered = setup.steps.update.lower(state, *batches[0], keys, hyperparameters, setup.frozen)
+    state, frozen = setup.steps.abstract_state(count), setup.steps.frozen_shapes
+    lowered = setup.steps.update.lower(state, *batches[0], keys, hyperparameters, frozen)
     return CompiledStep(lowered.compile(), keys, hyperparameters, batches)
 
 
@@ -77,7 +78,10 @@ def device_memory() -> int:
 
 def shared_bytes(setup: FinetuneSetup) -> int:
     """Returns the bytes per device of the frozen parameters that all trials share."""
-    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(setup.frozen))
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(setup.steps.frozen_shapes)
+    )
 
 
 def program_bytes(setup: FinetuneSetup, num_trials: int, trial_bytes: int) -> int:

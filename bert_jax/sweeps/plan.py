@@ -42,9 +42,10 @@ def measure(setup: FinetuneSetup) -> Cost:
     """Compiles the step of one trial, and times a few steps and predictions of it."""
     step = memory.compile_step(setup, num_batches=1 + TIMED_STEPS)
     state = setup.steps.init(step.keys, setup.data.pretrained)
+    frozen = setup.steps.freeze(setup.data.pretrained)
     batches = itertools.islice(itertools.cycle(step.batches), 1 + TIMED_STEPS)
     for number, batch in enumerate(batches):
-        state, _ = step.function(state, *batch, step.keys, step.hyperparameters, setup.frozen)
+        state, _ = step.function(state, *batch, step.keys, step.hyperparameters, frozen)
         if number == 0:
             jax.block_until_ready(state)
             began = time.monotonic()
@@ -61,7 +62,7 @@ def measure(setup: FinetuneSetup) -> Cost:
             setup.data.shape,
             setup.rows_per_prediction,
             batch_sharding(setup.mesh),
-            frozen=setup.frozen,
+            frozen=frozen,
         )
     return Cost(step.bytes, step_seconds, (time.monotonic() - began) / len(features))
 
