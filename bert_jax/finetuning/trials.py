@@ -52,11 +52,12 @@ class TrialRun:
     """A running trial: its hyperparameters, its metrics, and the best checkpoint in its workdir.
 
     `best_step`, `score` and `score_loss` (on the selection split) belong to the best checkpoint;
-    they are None if there is none. `prediction` is its prediction for the selection split, computed
-    in a stack of `prediction_size` trials; None if this process has not computed it. `diverged` is
-    the step at which a loss or norm was not finite, or None. `num_steps`, the number of updates, is
-    smaller than planned if the trial has `stopped_early`, after `config.patience` evaluations since
-    the best checkpoint, or is `pruned`, as other trials of the stack score higher.
+    they are None if there is none. `tuned` are its settings of the head that were chosen on this
+    split. `prediction` is its prediction for the split, computed in a stack of `prediction_size`
+    trials; None if this process has not computed it. `diverged` is the step at which a loss or norm
+    was not finite, or None. `num_steps`, the number of updates, is smaller than planned if the
+    trial has `stopped_early`, after `config.patience` evaluations since the best checkpoint, or is
+    `pruned`, as other trials of the stack score higher.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -79,7 +80,7 @@ class TrialRun:
             tracker=trial.config.tracker,
             settings=trial.config.to_dict(),
         )
-        self.best, self.best_step = trial.workdir / "best", None
+        self.best, self.best_step, self.tuned = trial.workdir / "best", None, {}
         self.score = self.score_loss = None
         self.prediction: Prediction | None = None
         self.prediction_size = 0
@@ -87,6 +88,7 @@ class TrialRun:
             self.best_step = steps[-1]
             settings = native.load_settings(self.best / str(self.best_step))
             self.score, self.score_loss = settings["score"], settings.get("scores", {}).get("loss")
+            self.tuned = settings.get("tuned_head_settings", {})
 
     @property
     def last_step(self) -> int:
@@ -197,7 +199,7 @@ class TrialRun:
         settings = self.settings | {"step": step, "score": self.score, "scores": scores}
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
         kept = {name: each for name, each in task.head_settings.items() if name in task.tuned}
-        settings["tuned_head_settings"] = kept | tuned
+        settings["tuned_head_settings"] = self.tuned = kept | tuned
         self.writer.sync()
         native.write_checkpoint(
             self.best / str(step), params, settings, self._tokenizer, files=files
@@ -223,8 +225,9 @@ class TrialRun:
             result["pruned"] = True
         collapse_split = split_for_collapse(task)
         if task.selection_split:
-            _, tuned = tune_and_score(task.selection_split, predictions[task.selection_split.name])
-            task = task.with_settings(tuned)
+            # Those of the checkpoint, as `bert_jax.predict` has them. Tuned again, they would be
+            # others, if merging the adapters has rounded the predictions.
+            task = task.with_settings(self.tuned)
         for split in task.splits:
             scores = score_split(split, predictions[split.name])
             if scores:

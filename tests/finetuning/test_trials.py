@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from bert_jax.finetuning.step import Prediction
 from bert_jax.finetuning.trials import (
     TrialRun,
     seed_directories,
     summarize_seeds,
     warn_of_constant_metric,
 )
+from bert_jax.tasks.task import Split, Task
 from tests.helpers.json_lines import write_lines
 
 
@@ -57,6 +59,38 @@ def test_lowest_loss_breaks_ties_of_scores(evaluations, best):
             run.set_score(scores)
             chosen = index
     assert chosen == best
+
+
+def test_the_result_has_the_settings_that_the_checkpoint_stores(tmp_path):
+    """Merged adapters round the predictions: tuned on them, a threshold could be another."""
+
+    def with_threshold(tuned):
+        return Split(
+            "dev",
+            [],
+            score=lambda outputs: {"above": sum(x > tuned["threshold"] for x in outputs)},
+            write=lambda *_: None,
+            tune=lambda outputs: {"threshold": outputs[0]},
+            with_settings=with_threshold,
+        )
+
+    head = SimpleNamespace(is_collapsed=lambda *_: False)
+    task = Task(head, (), [], (with_threshold({"threshold": 9.0}),), "dev/above", {})
+    run, results = object.__new__(TrialRun), []
+    run._task, run.tuned, run.writes, run.pruned, run.seed = (
+        task,
+        {"threshold": 0.5},
+        False,
+        False,
+        0,
+    )
+    run.num_steps = run.best_step = 4
+    run._tokenizer = SimpleNamespace(layout=SimpleNamespace(cls_last=False))
+    run.trial = SimpleNamespace(config=SimpleNamespace(patience=0))
+    run.writer = SimpleNamespace(directory=tmp_path, write=lambda *_: None, close=lambda: None)
+    run._write_result = results.append
+    run.finish({"dev": Prediction([0.6, 0.7], None)}, 0.0)
+    assert results[0]["dev"] == {"above": 2}
 
 
 def test_a_metric_that_never_changed_is_reported(tmp_path, caplog):
