@@ -219,6 +219,7 @@ class TrialRun:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._task, self.writer.directory / "predictions"
         result, files = {"steps": self.num_steps, "best_step": self.best_step}, []
+        result["train_features"] = len(task.train)  # An example is one, or several if it is long.
         if self.trial.config.patience:
             result["stopped_early"] = self.stopped_early
         if self.pruned:

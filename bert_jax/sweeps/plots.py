@@ -1,4 +1,7 @@
-"""The plots of a sweep: learning curves, scores by field and by trial, parallel coordinates."""
+"""The plots of a sweep.
+
+Training and learning curves, scores by field and by trial, parallel coordinates.
+"""
 
 import io
 import itertools

@@ -57,6 +57,10 @@ ABOUT_RANKING_OF_ONE_SEED = (
     "small as those between seeds mean nothing (num_seeds adds more). Collapsed trials (constant "
     "predictions) are included."
 )
+ABOUT_RANKING_OF_FRACTIONS = (
+    "Those of the largest train_fraction come first, and the best is one of them: a smaller one "
+    "may score higher by chance."
+)
 ABOUT_PRUNED = (
     "A pruned trial was stopped before its last step, as its best score was below the median of "
     "the others of its program; it counts with this score, which more steps might have improved."
@@ -67,7 +71,8 @@ ABOUT_MEDIAN_CURVES = (
 )
 ABOUT_FRACTIONS = (
     "Score of the best checkpoint on dev, trained on the first part of the same order of the "
-    "training examples. Sorted by the score of the largest fraction, which decides the colors."
+    "training examples. Sorted by the score of the largest fraction, which decides the colors. A "
+    "training feature is an example, or a part of a long one."
 )
 ABOUT_MEDIAN_FRACTIONS = f"{ABOUT_FRACTIONS} Medians over seeds, with the minimum and maximum."
 ABOUT_LARGEST_FRACTION = "Only trials with the largest fraction of train are shown."
@@ -80,7 +85,7 @@ ABOUT_SEARCH = (
     "the bottom is a configuration without a score, as its trials diverged."
 )
 ABOUT_PARALLEL = (
-    "A line is a configuration, in the color of its learning curves. A dotted line has no score: "
+    "A line is a configuration, in the color of its training curves. A dotted line has no score: "
     "its trials diverged."
 )
 ABOUT_IMPORTANCE = (
@@ -260,6 +265,8 @@ def ranking_blocks(ranked: Sequence[Summary]) -> list[Block]:
         values = map(format_value, summary.configuration.values.values())
         rows.append([*values, *cells[: len(columns)], summary.notes()])
     about = ABOUT_RANKING_OF_ONE_SEED if is_single else ABOUT_RANKING
+    if "train_fraction" in ranked[0].configuration.values:
+        about += f" {ABOUT_RANKING_OF_FRACTIONS}"
     if any((result or {}).get("pruned") for summary in ranked for result in summary.results):
         about += f" {ABOUT_PRUNED}"
     return [about, Table(rows)]
@@ -275,14 +282,14 @@ def scores_table(scores: dict[str, dict[str, float]], num_seeds: int) -> Table:
 def plot_sections(
     config: ConfigDict, summaries: Sequence[Summary], ranked: Sequence[Summary]
 ) -> list[Section]:
-    """Returns the learning curves, of a search its course, and the score by each field."""
+    """Returns the training and learning curves, the course of a search, and the score by field."""
     best = [summary for summary in ranked[: len(plots.COLORS)] if summary.scores]
     colors = [(code, name) for name, code in plots.COLORS.items()]
     named = [(color, str(each.configuration)) for color, each in zip(colors, best, strict=False)]
     curves = "Score during training"
     curves = Plot(curves, plots.draw(6.4, 4, curves, lambda axis: plots.draw_curves(axis, ranked)))
     about = ABOUT_CURVES if has_one_seed(summaries) else ABOUT_MEDIAN_CURVES
-    sections = [Section("Learning curves", [about, Beside(curves, Legend(named))])]
+    sections = [Section("Training curves", [about, Beside(curves, Legend(named))])]
     sections += fraction_sections(config, summaries)
     epochs: list[Block] = []
     fields = [*summaries[0].configuration.values]
@@ -330,9 +337,12 @@ def fraction_sections(config: ConfigDict, summaries: Sequence[Summary]) -> list[
     )
     title = "Score by fraction of train"
     svg = plots.draw(6.4, 4, title, lambda axis: plots.draw_fractions(axis, curves))
-    rows = [
-        ["configuration", *(f"train_fraction={format_value(x)}" for x in curves[0].by_fraction)]
-    ]
+    header = ["configuration"]
+    for fraction in curves[0].by_fraction:
+        counts = {each.by_fraction[fraction].train_features for each in curves} - {None}
+        shown = f" ({counts.pop():,} training features)" if len(counts) == 1 else ""
+        header.append(f"train_fraction={format_value(fraction)}{shown}")
+    rows = [header]
     for curve in curves:
         cells = []
         for summary in curve.by_fraction.values():
@@ -342,11 +352,7 @@ def fraction_sections(config: ConfigDict, summaries: Sequence[Summary]) -> list[
             cells.append(cell.strip())
         rows.append([curve.label, *cells])
     about = ABOUT_FRACTIONS if is_single else ABOUT_MEDIAN_FRACTIONS
-    return [
-        Section(
-            "Fractions of the training data", [about, Beside(Plot(title, svg), legend), Table(rows)]
-        )
-    ]
+    return [Section("Learning curves", [about, Beside(Plot(title, svg), legend), Table(rows)])]
 
 
 def importance_blocks(config: ConfigDict, summaries: Sequence[Summary]) -> list[Block]:
@@ -372,7 +378,7 @@ def trials_table(summaries: Sequence[Summary]) -> str:
             median = summary.median if math.isfinite(summary.median) else None
             row["median_with_diverged_as_worst"] = median  # Ranks the configuration.
             result = {key: value for key, value in (result or {}).items() if key not in row}
-            row |= {name: result.get(name) for name in ("steps", "best_step")}
+            row |= {name: result.get(name) for name in ("train_features", "steps", "best_step")}
             splits = {key: value for key, value in result.items() if isinstance(value, dict)}
             rows.append(row | flatten_dict(splits, sep="/"))
     return as_csv(rows)

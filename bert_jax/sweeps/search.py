@@ -66,11 +66,12 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Configu
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 else:
                     trial.report(score, stage)
-                    scored.append((summary.rank, trial, values))
-            scored.sort(key=lambda entry: entry[0], reverse=True)  # Stable: the earlier one first.
+                    scored.append((summary, trial, values))
+            # Stable: of equal ones, the earlier one comes first.
+            scored.sort(key=lambda entry: entry[0].rank, reverse=True)
             if num_epochs == epochs[-1]:
-                for (score, _), trial, _ in scored:
-                    study.tell(trial, score)
+                for summary, trial, _ in scored:
+                    study.tell(trial, summary.median)
                 break
             kept = math.ceil(len(scored) * num_epochs / epochs[stage + 1])
             for _, trial, _ in scored[kept:]:

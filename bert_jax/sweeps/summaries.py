@@ -26,10 +26,21 @@ class Summary(NamedTuple):
         return statistics.median(scores) if scores else -math.inf
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """The median score, and the negated median loss: the best configuration has the largest."""
+    def rank(self) -> tuple[bool, float, float, float]:
+        """A key that is largest for the best configuration, the one to use.
+
+        Those with a median score come first, of them those of the largest `train_fraction`: a
+        smaller one may score higher by chance. Then the median score and the negated median loss.
+        """
         losses = [rank_of(result, self.metric)[1] for result in self.scored]
-        return self.median, statistics.median(losses) if losses else -math.inf
+        loss = statistics.median(losses) if losses else -math.inf
+        fraction = self.configuration.values.get("train_fraction", 0.0)
+        return self.median > -math.inf, fraction, self.median, loss
+
+    @property
+    def train_features(self) -> int | None:
+        """The number of training features, which all its trials have; None before one has ended."""
+        return next((result.get("train_features") for result in self.scored), None)
 
     @property
     def scored(self) -> list[dict]:
