@@ -656,6 +656,18 @@ def test_more_trials_than_the_memory_of_the_cpu_holds_are_refused_before_the_fir
     assert [name for name, _ in fake_trials] == ["1.1", "1.2"]
 
 
+def test_setups_share_the_encoder(given, tmp_path):
+    """Each kind of program has a setup, and all of them live as long as the sweep."""
+    config = small_sweep(given, {"batch_size": (2, 4)}, lora__rank=2)
+    groups = sweep.make_groups(config, make_grid(config, tmp_path), 1)
+    before = sweep.jax.live_arrays()  # Kept, so that no id is given again.
+    first, second = sweep.make_programs(groups, {})
+    assert first.setup is not second.setup
+    known = {id(array) for array in before}
+    added = sum(array.nbytes for array in sweep.jax.live_arrays() if id(array) not in known)
+    assert added <= memory.shared_bytes(second.setup)  # Those of `init_from`, as they were read.
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.exhaustive), 2])
 def test_planned_memory_equals_the_compiled_stack(given, tmp_path, rank):

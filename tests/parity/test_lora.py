@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file
 
+from bert_jax.checkpoints.export import params_to_huggingface
 from bert_jax.checkpoints.peft import peft_format
 from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.transformers_config import format_of
@@ -20,7 +21,15 @@ from bert_jax.finetuning.step import make_finetune_step
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.config import pools_last
 from bert_jax.model.heads import CLASSIFICATION, make_model
-from bert_jax.model.lora import Lora, choose_layers, dense_layers, merge, run_adapted, split_params
+from bert_jax.model.lora import (
+    Lora,
+    choose_layers,
+    dense_layers,
+    init_adapters,
+    merge,
+    run_adapted,
+    split_params,
+)
 from bert_jax.sharding.mesh import BATCH_SPEC, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.training.optimizer import Hyperparameters, make_optimizer
@@ -257,3 +266,41 @@ def test_biases_patterns_and_rank_stabilized_scales_of_peft_are_read(tmp_path):
     with torch.no_grad():
         expected = model(input_ids=torch.tensor(tokens).long()).logits.numpy()
     np.testing.assert_allclose(actual[:, 0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Roberta", "Electra"])
+def test_peft_reads_an_adapted_pooler_that_is_part_of_the_head(name, tmp_path):
+    """It is in the encoder here, and is stored whole: peft would apply an adapter twice."""
+    class_name = f"{name}ForSequenceClassification"
+    settings = NO_DROPOUT | {"num_labels": 3, "tokenizer_class": "BertTokenizer"}
+    base = write_torch_model(tmp_path / "base", class_name, std=0.3, **settings)
+    read = read_model(tmp_path / "base")
+    config, head = config_from_settings(read.settings), read.settings["head"]
+    row = RowShape(LENGTH, 1, CLASSIFICATION.label_layout, 0).build([], 1)
+    batch = row | unpack_rows(row, pools_last(config))
+    trained, frozen = split_params(read.params, read.params)
+    layers = dense_layers(make_model(config, head), batch)
+    lora = Lora(4, 6.0, choose_layers(frozen["encoder"], layers, "encoder/", ()))
+    assert ("encoder/pooler/dense",) in lora.groups
+    shapes = jax.eval_shape(lambda: init_adapters(jax.random.key(0), lora, frozen["encoder"]))
+    rng = np.random.default_rng(1)
+    adapters = jax.tree.map(lambda leaf: np.float32(rng.normal(0, 0.1, leaf.shape)), shapes)
+    merged = merge(lora, trained | {"lora": adapters}, frozen)
+    stored = peft_format(lora, config, head, trained, merged, str(tmp_path / "base"))
+    (tmp_path / "ours").mkdir()
+    for file, content in stored.files(adapters, merged, {}).items():
+        (tmp_path / "ours" / file).write_bytes(content)
+    unmerged = type(base).from_pretrained(tmp_path / "base")
+    loaded = peft.PeftModel.from_pretrained(unmerged, tmp_path / "ours").eval()
+    tensors = params_to_huggingface(merged, config, head)
+    missing = base.load_state_dict(
+        {name: torch.tensor(tensor) for name, tensor in tensors.items()}, strict=False
+    )
+    assert not missing.missing_keys and not missing.unexpected_keys
+    base.eval()
+    tokens = np.stack([each.sequences[0][:8] for each in make_features()])
+    tokens = torch.tensor(tokens).long()
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            loaded(input_ids=tokens).logits, base(input_ids=tokens).logits, atol=1e-5
+        )
