@@ -105,12 +105,13 @@ def test_load_needs_only_the_directory(finished, tmp_path):
     assert fills[0].text == filled("the ", fills[0].token, " of the river")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop_at", "signaled"),
     [
         (3, True),
         pytest.param(3, False, marks=pytest.mark.exhaustive),
-        pytest.param(6, True, marks=pytest.mark.slow),
+        (6, True),
         pytest.param(6, False, marks=pytest.mark.exhaustive),
     ],
 )
@@ -539,6 +540,7 @@ COMMAND_LINES = {
 }
 
 
+@pytest.mark.slow
 def test_wrong_flag_on_the_command_line_is_a_clear_error(tmp_path):
     command = [f"--workdir={tmp_path}", "--config=configs/pretrain/bert_tiny.py"]
     results = commands.run_each("bert_jax.pretrain", [[*command, each] for each in COMMAND_LINES])

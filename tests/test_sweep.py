@@ -317,6 +317,7 @@ def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path,
         assert function._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_each_trial_has_the_workdir_of_a_finetuning(finished):
     workdir, config, _ = finished
     for trials in (point.trials for point in make_grid(config, workdir / "trials")):
@@ -330,6 +331,7 @@ def test_each_trial_has_the_workdir_of_a_finetuning(finished):
                 assert (trial.workdir / "predictions/test.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_only_the_best_trials_have_weights(finished):
     workdir, _, result = finished
     kept = sorted(path.parent.name for path in workdir.glob("trials/*/best"))
@@ -338,6 +340,7 @@ def test_only_the_best_trials_have_weights(finished):
         assert bert_jax.load(workdir / "trials" / name).head["labels"] == ["north", "south"]
 
 
+@pytest.mark.slow
 def test_report_ranks_the_configurations_and_names_diverged_ones(finished):
     workdir, _, result = finished
     with (workdir / "trials.csv").open() as file:
@@ -380,6 +383,7 @@ def test_report_ranks_the_configurations_and_names_diverged_ones(finished):
     assert points[4][0] == "1e+30" and re.search(r"diverged at step \d: seed 0", points[4][-1])
 
 
+@pytest.mark.slow
 def test_page_needs_no_other_file(finished):
     page = (finished[0] / "report.html").read_text()
     assert not re.search(r"(src|href)=(?!.data:)|url\(|@import|<script|http", page)
@@ -388,6 +392,7 @@ def test_page_needs_no_other_file(finished):
         assert re.search(f'<img alt="Score (by )?{name}" src="data:image/svg', page)
 
 
+@pytest.mark.slow
 def test_same_command_runs_nothing_again_and_writes_the_same_report(finished, monkeypatch):
     workdir, config, result = finished
     report = report_of(workdir)

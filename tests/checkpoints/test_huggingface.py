@@ -374,6 +374,7 @@ def test_bi_encoder_is_written_with_the_modules_of_sentence_transformers(
     assert read_model(tmp_path / "out").settings["head"] == head
 
 
+@pytest.mark.slow
 def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
     config = dataclasses.replace(CONFIG, causal=True)
     params, _ = params_from_huggingface(state_dict(), config)

@@ -135,13 +135,13 @@ def run_to_the_end(trials, prune_from, kill, checkpointer, monkeypatch):
         abstract_state=lambda _: None,
         pick=lambda params, index: params[index],
         merge=lambda params, _: params,
+        freeze=lambda _: None,
     )
     task = SimpleNamespace(selection_split=SimpleNamespace(name="dev"))
     setup = SimpleNamespace(
         steps=stack_steps,
         mesh=SimpleNamespace(shape={"trial": 1}),
         data=SimpleNamespace(task=task, pretrained=None),
-        frozen=None,
         peft_format=lambda: None,
     )
     outside = sum("diverged" in each.result for each in trials if each not in begun)

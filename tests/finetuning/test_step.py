@@ -79,6 +79,7 @@ def test_two_updates_are_the_same_on_every_mesh():
             np.testing.assert_allclose(array, expected, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_another_learning_rate_compiles_nothing():
     step, new_state, (rows, num_microbatches) = build_update(
         CLASSIFICATION, class_weights=WEIGHTS["classification"]
@@ -157,6 +158,7 @@ def test_loss_of_several_positives_equals_the_definition(devices, rows_per_micro
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["classification", pytest.param("tagging", marks=pytest.mark.slow)]
 )

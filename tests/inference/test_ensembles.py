@@ -207,6 +207,7 @@ def test_a_model_without_thresholds_has_the_probability_0_5(tmp_path):
     assert "logit_thresholds" not in make_ensemble([models[0], models[0]], ()).head
 
 
+@pytest.mark.slow
 def test_regressions_trained_on_other_labels_are_averaged_in_the_scale_of_the_labels(tmp_path):
     scales = {"target_mean": 10.0, "target_std": 2.0}, {"target_mean": 30.0, "target_std": 5.0}
     models = models_with(tmp_path, *scales, task="regression", labels=["value"])

@@ -47,7 +47,7 @@ def test_table_without_labels_is_only_predicted(tmp_path):
         ("nowhere.csv", FileNotFoundError, r"no file nowhere\.csv"),
         ("", ValueError, "the path of the table is empty"),
         ([{"body": "the"}], ValueError, "example 0: no column 'text'; found body: set the correct "
-         "name in text, text_pair, label or id$"),
+         "name in text, text_pair, label, label_columns or id$"),
         ([{"text": float("nan")}], ValueError, "example 0: .*expected text, numbers, or None"),
         ([{"text": b"the"}], ValueError, "example 0: .*expected text, numbers, or None"),
         (["the river"], TypeError, r"example 0 is a str"),

@@ -102,6 +102,7 @@ def test_fill_mask_equals_the_model_applied_by_hand(model):
         assert fill.text == f"{start} river made [MASK]"
 
 
+@pytest.mark.slow
 def test_a_list_of_masked_texts_has_the_result_of_each_in_the_given_order(model):
     texts = ["the [MASK]", "[MASK] people " * 9, "a [MASK] of [MASK]", "stone " * 20 + "[MASK]"]
     results = model.fill_mask(texts, top_k=2)
@@ -120,6 +121,7 @@ def test_texts_of_all_lengths_compile_few_programs(model):
     assert forward.head_outputs._cache_size() == 1  # Rows of 40 tokens.
 
 
+@pytest.mark.slow
 def test_any_number_of_masks_compiles_few_programs(model):
     texts = ["the " * (number % 9) + "[MASK] " * number for number in range(1, 30)] * 3
     forward.token_logits.clear_cache()
@@ -131,6 +133,7 @@ def test_any_number_of_masks_compiles_few_programs(model):
     assert forward.token_logits._cache_size() == 2  # And 8 positions in each.
 
 
+@pytest.mark.slow
 def test_module_applies_the_parameters(model):
     row = np.array([model.tokenizer.encode("the river")])
     batch = batch_of_row(row)
@@ -737,6 +740,7 @@ def test_model_of_another_dtype_and_device(model, workdir):
         bert_jax.load(workdir, device="tpu")
 
 
+@pytest.mark.slow
 def test_saved_model_is_the_loaded_one(model, tmp_path):
     """Also with parameters that were changed by hand, a head, and a module of one's own."""
     classifier = with_head(model, "classification", ["no", "yes"], max_seq_length=12)
@@ -807,6 +811,7 @@ def test_model_that_could_not_be_loaded_is_not_saved(model, tmp_path, change, me
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_truncated_vectors_are_compared_as_the_head_says(tmp_path):
     vectors = {}
     for name, head in {"unit": {"normalize": True}, "raw": {"normalize": False}}.items():

@@ -68,6 +68,7 @@ def test_scores_equal_the_model_applied_to_each_copy(mask_rest_of_word, model):
         assert score.perplexity == pytest.approx(np.exp(-np.mean(expected)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_single_text_has_one_score(model):
     single, (in_list,) = model.score("the river"), model.score(["the river"])
     assert single.log_likelihood == in_list.log_likelihood

@@ -229,6 +229,7 @@ def test_head_for_tags_of_another_scheme_is_an_error(tagger, caplog):
     assert "assuming config.data.scheme=iob2" in caplog.text
 
 
+@pytest.mark.slow
 def test_model_without_a_tagging_head_is_an_error(weights):
     with pytest.raises(ValueError, match="cannot tag words"):
         bert_jax.load(weights / "random").tag("the king")

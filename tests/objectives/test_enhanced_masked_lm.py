@@ -27,7 +27,7 @@ CASE = suites.ObjectiveCase(
 )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
@@ -38,6 +38,7 @@ def test_loss_of_a_packed_batch_equals_that_of_its_sequences():
     suites.packed_equals_unpacked(CASE, None)
 
 
+@pytest.mark.slow
 def test_it_knows_where_a_token_stands():
     """The encoder alone computes the same, wherever a sequence begins."""
     params, batch = suites.params_of(CASE), suites.prepared(CASE)

@@ -53,6 +53,7 @@ CASE = suites.ObjectiveCase(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)

@@ -128,6 +128,7 @@ def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
 
 
+@pytest.mark.slow
 def test_loss_equals_the_formulas_of_the_paper_in_float64():
     suites.loss_equals_float64(CASE, None)
 

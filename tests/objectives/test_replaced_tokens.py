@@ -135,6 +135,7 @@ def test_disentangled_difference_begins_at_0_and_has_the_gradient_of_the_discrim
         assert np.any(gradients["difference"][name]["embedding"])
 
 
+@pytest.mark.slow
 def test_a_narrower_generator_of_deberta_has_a_layer_norm_of_its_own():
     objective = ReplacedTokens(MASKING, GeneratorSettings(hidden_fraction=0.5, num_layers=1))
     case = dataclasses.replace(CASE, objective=objective, config=suites.make_deberta_config())
@@ -148,6 +149,7 @@ def test_a_narrower_generator_of_deberta_has_a_layer_norm_of_its_own():
     assert logits.shape == (suites.NUM_ROWS, 6, 128)
 
 
+@pytest.mark.slow
 def test_both_networks_of_a_disentangled_run_have_the_tables_that_they_read():
     params = suites.params_of(DISENTANGLED)
     usable = replaced_tokens.usable_params(params)

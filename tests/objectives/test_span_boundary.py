@@ -67,6 +67,7 @@ def reference(model, params, batch):
 CASE = suites.ObjectiveCase(OBJECTIVE, CONFIG, {"mlm_loss": 1.0, "sbo_loss": 1.0}, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds", suites.OBJECTIVE)
 def test_objective(holds, tmp_path):
     holds(CASE, tmp_path)
