@@ -24,8 +24,8 @@ docs: .venv/docs
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -E -W --keep-going -q -c docs . runs/site
 	@echo "The site is in runs/site: open runs/site/index.html"
 
-# The fast tier. On 2026-11-29 it took 13 minutes on 2 cores of an Intel Xeon that other programs
-# used, too; it is to take at most 8.
+# The fast tier. It is to take at most 8 minutes on 2 cores: on 2026-11-30 it took 8.5 on an AMD EPYC,
+# before some of its tests went to the slow tier.
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -43,9 +43,9 @@ REPORT_TEXT = """\
 MiniLM (6 layers, hidden size 384) with a dense layer that begins as a rotation to the principal
 components of its vectors, trained on the questions of 28 articles of XQuAD, and scored on
 {count} questions of 8 others over all 180 paragraphs. Scores of the first seed, with 95 % intervals
-by the bootstrap over questions, which say nothing of the seed; in the last column the mean, minimum
-and maximum over {num_seeds} seeds. Nothing is chosen by these questions: the last step of each run
-is scored.
+by the bootstrap over questions, which say nothing of the seed; number of seeds: {num_seeds}, with
+several their mean, minimum and maximum in the last column. Nothing is chosen by these questions:
+the last step of each run is scored.
 
 {table}
 

@@ -302,6 +302,7 @@ def test_answers_are_scored_by_the_official_rules(suffix, tmp_path, monkeypatch)
     assert scores == {"exact": 1, "f1": f1 / 7, "questions": 7}
 
 
+@pytest.mark.slow
 def test_run_of_a_bi_encoder_is_scored_by_the_ranks_of_the_positives(tmp_path):
     options = {"pooling": "mean", "normalize": True, "max_seq_length": 32, "max_query_length": 16}
     model = write_head(tmp_path, task="embedding", labels=[], **options)
@@ -514,6 +515,7 @@ def test_every_option_of_a_task_is_a_flag_and_every_flag_is_one_of_a_task():
     assert set().union(*taken) == program.OPTIONS.keys()
 
 
+@pytest.mark.slow
 def test_program_imports_own_modules_first_and_names_flags_in_errors(tmp_path):
     (tmp_path / "own.py").write_text("print('imported')")
     flags = ("--import=own", "--model=.", "--input=nothing.csv", "--output=found.jsonl")

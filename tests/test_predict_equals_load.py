@@ -72,6 +72,7 @@ def test_imported_head_classifies_as_load_does(task, tmp_path):
     assert varies(check_classes(task, False, model, tmp_path))
 
 
+@pytest.mark.slow
 def test_model_saved_from_python_predicts(tmp_path):
     written = write_head(tmp_path, task="classification", labels=["no", "yes"], max_seq_length=12)
     model = bert_jax.load(written)
@@ -221,6 +222,7 @@ def test_scores_of_a_bi_encoder_match_load(pooling, normalize, length, tmp_path)
     check_retrieval(model, tmp_path, max_length=6)
 
 
+@pytest.mark.slow
 @TRUNCATED
 def test_imported_bi_encoder_finds_what_load_finds(tmp_path):
     # As from a directory of sentence-transformers: one length for all texts.
@@ -236,6 +238,7 @@ def test_scores_of_a_cross_encoder_match_load(length, tmp_path):
     check_rankings(write_head(tmp_path, **head, max_query_length=5), tmp_path)
 
 
+@pytest.mark.slow
 @TRUNCATED
 @pytest.mark.parametrize("length", [*LENGTHS, None])
 def test_choices_match_load(length, tmp_path):

@@ -286,6 +286,7 @@ def continued(corpus, tmp_path):
     return config, params, settings
 
 
+@pytest.mark.slow
 def test_run_starts_from_given_weights_and_logs_what_is_newly_initialized(
     continued, tmp_path, monkeypatch, caplog
 ):

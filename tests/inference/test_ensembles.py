@@ -62,6 +62,7 @@ def test_classes_have_the_mean_of_the_probabilities_of_both_models(tmp_path):
     assert scores["found.jsonl"]["examples"] == 3
 
 
+@pytest.mark.slow
 def test_a_ranking_is_that_of_the_mean_scores_of_both_models(tmp_path):
     models = write_pair(tmp_path, task="multiple_choice", labels=["score"], max_seq_length=32)
     settings = {"task": "retrieval", "data": {"role": "cross_encoder"}}

@@ -73,7 +73,8 @@ def test_outputs_loss_and_gradients_equal_the_golden_values(example):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [("base", 110_106_428), ("large", 336_226_108)], ids=["base", "large"]
+    ("size", "expected"),
+    [("base", 110_106_428), pytest.param("large", 336_226_108, marks=pytest.mark.slow)],
 )
 def test_published_sizes_have_their_number_of_parameters(size, expected):
     config = BertConfig.named(size)

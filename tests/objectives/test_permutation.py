@@ -133,6 +133,7 @@ def test_loss_equals_the_formulas_of_the_paper_in_float64():
     suites.loss_equals_float64(CASE, None)
 
 
+@pytest.mark.slow
 def test_loss_of_a_packed_batch_equals_that_of_its_sequences():
     suites.packed_equals_unpacked(CASE, None)
 

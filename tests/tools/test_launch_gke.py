@@ -224,6 +224,7 @@ def test_sweep_on_one_host_runs_without_multihost_flags(cloud):
     assert cloud.python_arguments(0)[-1] == ["-m", "bert_jax.sweep", *JOB]
 
 
+@pytest.mark.slow
 def test_preempted_pods_are_restarted_by_the_cluster(cloud):
     cloud.plan([75, 75], [0, 139], [137, 134], 0)
     result = cloud.run("launch")
@@ -267,6 +268,7 @@ def test_ctrl_c_leaves_the_job_and_launch_or_follow_shows_its_log_again(cloud):
     assert cloud.steps() == ["storage", "apply", *["logs"] * 3]
 
 
+@pytest.mark.slow
 def test_short_network_failures_are_survived(cloud):
     cloud.plan(0)
     plan = ast.literal_eval((cloud.path / "plan").read_text())
@@ -319,6 +321,7 @@ def test_job_that_was_created_although_the_connection_was_lost_is_followed(cloud
     assert cloud.steps() == ["storage", "apply", "logs"]
 
 
+@pytest.mark.slow
 def test_job_that_may_have_been_created_is_reported_as_such(cloud):
     cloud.plan(0, lost={"apply": 20})
     result = cloud.run("launch")

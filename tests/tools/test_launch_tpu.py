@@ -220,6 +220,7 @@ def test_launch_creates_copies_runs_follows_and_deletes(cloud):
     assert result.stderr.endswith("the job on tiny finished\n")
 
 
+@pytest.mark.slow
 def test_sweep_on_a_single_host_runs_without_multihost_flags(cloud):
     cloud.plan(hosts=1)
     result = cloud.run("launch", accelerator_type="v6e-8", program="sweep")
@@ -247,12 +248,14 @@ def test_preempted_job_restarts_on_a_new_slice(cloud, end):
     assert starts[0] == starts[1]
 
 
+@pytest.mark.slow
 def test_slice_preempted_before_it_starts_is_requested_again(cloud):
     cloud.plan(jobs=[None, 0], slices=[["PROVISIONING", "SUSPENDED"], ["ACTIVE"]])
     assert cloud.run("launch").returncode == 0
     assert cloud.steps() == ["create", "delete", *STEPS, "delete"]
 
 
+@pytest.mark.slow
 def test_launch_ends_after_max_restarts(cloud):
     cloud.plan(jobs=[75, 75])
     assert cloud.run("launch", "--max_restarts=1").returncode == PREEMPTED
@@ -291,6 +294,7 @@ def test_request_that_does_not_reach_the_cloud_is_reported(cloud):
     assert error == "launch_tpu: tiny was not created because of the error above"
 
 
+@pytest.mark.slow
 def test_short_network_failures_are_retried(cloud):
     cloud.plan(scp=2, follow=1, status=1, delete=2)
     result = cloud.run("launch")
@@ -309,6 +313,7 @@ def test_healthy_slice_is_kept_when_the_network_of_the_launcher_fails(cloud):
     assert cloud.run("status").stdout.count(" running\n") == 2
 
 
+@pytest.mark.slow
 def test_slice_that_is_not_deleted_is_reported(cloud):
     cloud.plan(delete=3)
     result = cloud.run("launch")
