@@ -31,6 +31,7 @@ NO_FIELDS = (
     "trained_length",
     "unreported",
     "evaluations_since_best",
+    "pruned",
     "owes_evaluation",
     "lowest_loss",
     # Fields of earlier versions.
