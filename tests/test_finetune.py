@@ -510,7 +510,7 @@ def test_trial_of_a_stack_stops_by_its_patience_and_at_the_same_step_if_it_was_k
         assert_equal_runs(tmp_path / f"whole/trial_{index}", tmp_path / f"resumed/trial_{index}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trials_of_a_stack_are_pruned_by_the_median_also_if_it_was_killed(
     given, tmp_path, monkeypatch
 ):

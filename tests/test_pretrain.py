@@ -385,7 +385,7 @@ def test_evaluation_takes_at_most_max_eval_batches(corpus, tmp_path, monkeypatch
     assert evaluated_ids == [[*range(8)]] and heldout.num_rows > 8
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_held_out_rows_of_each_corpus_of_a_mixture_are_evaluated(corpus, tmp_path):
     """Each one's scores equal those of a run on it alone; the overall ones are means by weight."""
     other = build_small_corpus(tmp_path, num_documents=30)

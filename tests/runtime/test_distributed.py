@@ -130,10 +130,8 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
     assert read_result(one_process)["nsp_accuracy"] == pytest.approx(correct / num_pairs, abs=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_two_processes_stopped_by_a_signal_and_resumed_equal_one_process(corpus, tmp_path, number):
     """The signal reaches one process, and both save the same step; SIGHUP becomes SIGTERM there."""
     workdir, fields = tmp_path / "run", ("num_steps=60", "log_every=1", "checkpoint_every=1000")
