@@ -41,8 +41,9 @@ types: .venv/types
 fresh-machine:
 	.ci/fresh_machine demo test
 
-# All tiers. The slow one kills processes at random and damages every file. The exhaustive one, which
-# CI does not run, repeats its tests with more values: every mesh with every optimizer, each victim.
+# All tiers. The slow one kills processes at random and damages files. The exhaustive one, which CI
+# does not run, repeats its tests with more values (every mesh with every optimizer, each victim), and
+# has the longest runs of several processes.
 test-all: test slow-tests exhaustive-tests
 
 slow-tests: .venv/installed
