@@ -15,6 +15,7 @@ from bert_jax.finetuning import stacks
 from bert_jax.finetuning.pruning import MIN_OTHERS, below_median
 from bert_jax.finetuning.stacks import Stack
 from bert_jax.finetuning.trials import TrialRun
+from bert_jax.training.workdir import describe_differences
 
 COMPLETE, RUNNING = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.RUNNING
 
@@ -128,6 +129,8 @@ def run_to_the_end(trials, prune_from, kill, checkpointer, monkeypatch):
     names = settings.get("stacked_trials", [])
     monkeypatch.setattr(stacks, "saved_trials", lambda _: names)
     monkeypatch.setattr(stacks, "load_settings", lambda _: settings)
+    # As a resumed run compares them: none is taken for a field of its configuration.
+    assert not describe_differences(settings, {}, directory, ())
     begun = [each for each in trials if not names or stacks.trial_name(each, directory) in names]
     stack_steps = SimpleNamespace(
         init=lambda keys, _: state_of(range(len(keys))),
