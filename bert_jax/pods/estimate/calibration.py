@@ -1,0 +1,147 @@
+"""How long a step takes on real chips, relative to what the compiler estimates.
+
+A factor is measured seconds over estimated seconds of computation, at the clock of `pods/chips.py`.
+Factors come from measurements that others published, whose shapes benchmarks/published.py compiles
+into published.json, or from a file that tools/calibrate.py writes on the machine at hand.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+from typing import NamedTuple
+
+from bert_jax.pods.chips import CHIPS
+
+PUBLISHED = pathlib.Path(__file__).with_name("published.json")
+# Four rows of 512 tokens: products are then so small that what no cycle counts decides.
+FEW_TOKENS = 4 * 512
+EXPOSED_SHARE = 0.05  # Of the computation. Exposed communication is only known as a minimum.
+UNKNOWN = (0.5, 1.0, 2.0)  # Low, factor, high, where nothing is measured on any chip.
+NUMBERS = ("factor", "low", "high")  # In a file of tools/calibrate.py.
+
+
+class Range(NamedTuple):
+    """A time, or a price, in the unit of what it was made from."""
+
+    low: float
+    typical: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Measured over estimated seconds of computation on a chip."""
+
+    chip: str
+    factor: float  # The median.
+    low: float
+    high: float
+    num_measurements: int  # On this chip; 0 if the figures are of other chips.
+    source: str
+
+    @property
+    def is_measured(self) -> bool:
+        return self.num_measurements > 0
+
+
+def read_published() -> list[dict]:
+    """Returns the published measurements with what the compiler estimates for them."""
+    return json.loads(PUBLISHED.read_text(encoding="utf-8"))
+
+
+def ratio(measurement: dict) -> float:
+    """Returns measured over estimated seconds of a published measurement."""
+    return measurement["measured_seconds"] / measurement["estimated_seconds"]
+
+
+def calibration_of(chip: str, file: str | None = None) -> Calibration:
+    """Returns the calibration of a chip, from published measurements or a file.
+
+    The range of a chip with fewer than three published measurements is at least as wide, relative
+    to its factor, as that of all measurements relative to the factors of their chips. A chip
+    without any has the factor and range of all. Raises ValueError for a `file` that is not of
+    tools/calibrate.py, or is of another chip.
+    """
+    if file:
+        return _read_file(chip, file)
+    by_chip = {}
+    for measurement in read_published():
+        by_chip.setdefault(measurement["chip"], []).append(ratio(measurement))
+    if not by_chip:
+        low, factor, high = UNKNOWN
+        return Calibration(chip, factor, low, high, 0, "nothing was measured")
+    if chip not in by_chip:
+        every = [each for own in by_chip.values() for each in own]
+        names = ", ".join(name for name in CHIPS if name in by_chip)
+        source = f"published measurements of {names}"
+        return Calibration(chip, statistics.median(every), min(every), max(every), 0, source)
+    ratios = by_chip[chip]
+    factor = statistics.median(ratios)
+    low, high = min(ratios), max(ratios)
+    if len(ratios) < 3:
+        spread = [each / statistics.median(own) for own in by_chip.values() for each in own]
+        low, high = min(low, factor * min(spread)), max(high, factor * max(spread))
+    source = f"{len(ratios)} published measurement{'s' * (len(ratios) > 1)}"
+    return Calibration(chip, factor, low, high, len(ratios), source)
+
+
+def _read_file(chip: str, file: str) -> Calibration:
+    path = pathlib.Path(file)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        low, factor, high = (float(stored[name]) for name in ("low", "factor", "high"))
+        measured_chip, date = stored["chip"], stored["date"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"--calibration={file} is not a file of tools/calibrate.py, with chip, date, "
+            f"{', '.join(NUMBERS)}: {error!r}"
+        ) from error
+    if not 0 < low <= factor <= high:
+        raise ValueError(
+            f"--calibration={file} has low={low}, factor={factor}, high={high}: expected positive "
+            "numbers in ascending order"
+        )
+    if measured_chip != chip:
+        raise ValueError(
+            f"--calibration={file} was measured on {measured_chip}, not on {chip}: run "
+            f"tools/calibrate.py on a {chip}, or leave the flag out"
+        )
+    return Calibration(chip, factor, low, high, 1, f"{file}, measured on {date}")
+
+
+def measured_range(calibration: Calibration, computation: float, exposed: float = 0.0) -> Range:
+    """Returns the time that an estimated one is likely to take.
+
+    `computation` is estimated at the clock of `CHIPS`, without communication. `exposed`
+    communication, of which only a minimum is known, is added as it is.
+    """
+    return Range(
+        *(
+            computation * each + exposed
+            for each in (calibration.low, calibration.factor, calibration.high)
+        )
+    )
+
+
+def why_not_calibrated(
+    calibration: Calibration, tokens_per_chip: float, computation: float, exposed: float
+) -> list[str]:
+    """Returns the reasons why the range may miss the truth; [] for a calibrated case.
+
+    `tokens_per_chip` are those of a microbatch, `computation` and `exposed` times in one unit.
+    """
+    reasons = []
+    if not calibration.is_measured:
+        reasons.append(f"no measurement of {calibration.chip} is known")
+    if tokens_per_chip <= FEW_TOKENS:
+        reasons.append(
+            f"{tokens_per_chip:,.0f} tokens per chip and microbatch are at most {FEW_TOKENS:,}, "
+            "four rows of 512"
+        )
+    if exposed > EXPOSED_SHARE * computation:
+        reasons.append(
+            f"exposed communication is {exposed / computation:.0%} of the computation, and only a "
+            "minimum of it is known"
+        )
+    return reasons

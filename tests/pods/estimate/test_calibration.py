@@ -1,0 +1,89 @@
+"""Factors between estimated and measured times."""
+
+import json
+import statistics
+
+import pytest
+
+from bert_jax.pods.estimate import calibration
+from bert_jax.pods.estimate.calibration import Calibration, calibration_of
+
+V4 = Calibration("v4", factor=1.2, low=1.1, high=1.5, num_measurements=3, source="a test")
+
+
+def publish(monkeypatch, **ratios: list[float]) -> None:
+    measurements = [
+        {"chip": chip, "measured_seconds": 2 * each, "estimated_seconds": 2.0}
+        for chip, own in ratios.items()
+        for each in own
+    ]
+    monkeypatch.setattr(calibration, "read_published", lambda: measurements)
+
+
+def test_factor_and_range_are_median_and_extremes_of_a_chip(monkeypatch):
+    publish(monkeypatch, v4=[1.5, 1.0, 1.1], v5e=[9.0])
+    found = calibration_of("v4")
+    assert (found.low, found.factor, found.high) == pytest.approx((1.0, 1.1, 1.5))
+    assert found.num_measurements == 3 and found.is_measured
+
+
+def test_range_of_few_measurements_is_as_wide_as_that_of_all(monkeypatch):
+    publish(monkeypatch, v4=[0.8, 1.0, 1.5], v5e=[2.0])
+    found = calibration_of("v5e")
+    assert (found.low, found.factor, found.high) == pytest.approx((1.6, 2.0, 3.0))
+
+
+def test_chip_without_measurements_has_the_range_of_all(monkeypatch):
+    publish(monkeypatch, v4=[0.8, 1.0, 1.5], v5e=[2.0])
+    found = calibration_of("v3")
+    every = [0.8, 1.0, 1.5, 2.0]
+    assert (found.low, found.factor, found.high) == pytest.approx(
+        (min(every), statistics.median(every), max(every))
+    )
+    assert not found.is_measured
+    assert calibration.why_not_calibrated(found, 1e6, 1.0, 0.0)
+
+
+def test_nothing_published_gives_the_widest_range(monkeypatch):
+    publish(monkeypatch)
+    found = calibration_of("v4")
+    assert found.factor == 1 and found.low < 1 < found.high and not found.is_measured
+
+
+def test_range_scales_computation_alone():
+    assert calibration.measured_range(V4, 10.0, 3.0) == pytest.approx((14.0, 15.0, 18.0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "exposed", "num_reasons"),
+    [(4 * 512, 0.0, 1), (5 * 512, 0.0, 0), (5 * 512, 0.06, 1), (128, 0.06, 2), (8192, 0.05, 0)],
+)
+def test_few_tokens_and_exposed_communication_are_not_calibrated(tokens, exposed, num_reasons):
+    assert len(calibration.why_not_calibrated(V4, tokens, 1.0, exposed)) == num_reasons
+
+
+def write_file(path, **changes) -> str:
+    stored = {"chip": "v4", "date": "2026-11-30", "factor": 1.2, "low": 1.1, "high": 1.3}
+    stored |= changes
+    path.write_text(json.dumps({name: each for name, each in stored.items() if each is not None}))
+    return str(path)
+
+
+def test_file_of_a_machine_replaces_published_factors(tmp_path):
+    found = calibration_of("v4", write_file(tmp_path / "factor.json"))
+    assert (found.low, found.factor, found.high) == (1.1, 1.2, 1.3)
+    assert found.is_measured and "2026-11-30" in found.source
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"chip": "v5e"}, {"low": 1.25}, {"high": 1.0}, {"low": 0}, {"factor": "x"}, {"date": None}],
+)
+def test_file_of_another_chip_or_form_is_refused(tmp_path, changes):
+    with pytest.raises(ValueError, match=r"--calibration=.*factor\.json"):
+        calibration_of("v4", write_file(tmp_path / "factor.json", **changes))
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"missing\.json"):
+        calibration_of("v4", str(tmp_path / "missing.json"))
