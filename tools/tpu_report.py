@@ -24,6 +24,7 @@ from ml_collections import ConfigDict, config_flags
 
 from bert_jax.model.config import SIZES
 from bert_jax.model.execution import CHOICES
+from bert_jax.pods.chips import shape_name
 from bert_jax.pods.estimate import (
     compilation,
     contrastive_report,
@@ -41,8 +42,9 @@ CONFIG = define_config(HELP, known_fields)
 TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "TPU topology to compile for, such as v4:4x4x4. Default: for a configuration of --all, the one "
-    "in that table, of the chip after the colon, such as pod_base.py:v5e; v4 if none is named.",
+    "TPU topology to compile for, such as v4:4x4x4 or v4-128. Default: for a configuration of "
+    "--all, the one in that table, of the chip after the colon, such as pod_base.py:v5e; v4 if "
+    "none is named.",
 )
 PHASES = flags.DEFINE_enum("phases", "all", ["all", "first", "last"], "Phases to compile.")
 LENGTH = flags.DEFINE_integer(
@@ -182,6 +184,7 @@ def run() -> bool:
     topology = TOPOLOGY.value or pod_table.default_topology(config_file)
     if not topology:
         raise ValueError(f"--config={config_file} needs a topology, as in --topology=v4:4x4x4")
+    topology = shape_name(topology)
     if has_trials(config) and not is_bi_encoder(config):
         report = stack_report.report(config.get("base", config), topology, MODEL_SIZE.value)
         print(f"{stack_report.format_report(report)}\n\n{report_text.CAVEAT}")

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Sequence
 
 GIB = 2**30
 
@@ -115,7 +116,7 @@ def nearest_shapes(chip: str, num_chips: int, shape: tuple[int, ...] = ()) -> li
     ]
 
 
-def format_shape(shape: tuple[int, ...]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
@@ -149,20 +150,48 @@ def describe_nearest(chip: str, num_chips: int, shape: tuple[int, ...] = ()) -> 
 
 
 def parse_topology(topology: str) -> tuple[str, list[int], int]:
-    """Parses "v4:4x4x4:2": chip, slice shape in chips, number of slices.
+    """Parses "v4:4x4x4:2" or "v4-128:2": chip, slice shape in chips, number of slices.
 
-    Raises ValueError for another form, or a slice that does not exist.
+    An accelerator type stands for the most compact slice of its size; v5e-8 is v5litepod-8. Raises
+    ValueError for another form, or a slice that does not exist.
     """
-    match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)(?::([1-9]\d*))?", topology)
-    name, shape, num_slices = match.groups() if match else ("", "", None)
-    sizes = tuple(int(size) for size in shape.split("x") if size)
+    match = re.fullmatch(r"(\w+)(:\d+(?:x\d+)+|-\d+)(?::([1-9]\d*))?", topology)
+    name, size, num_slices = match.groups() if match else ("", "", None)
+    if size.startswith("-"):
+        accelerator = topology.partition(":")[0].replace("v5e-", "v5litepod-")
+        name, num_chips = parse_accelerator_type(accelerator) or ("", 0)
+        is_whole = name in CHIPS and accelerator_type(name, num_chips) == accelerator
+        sizes = default_shape(name, num_chips) if is_whole else None
+        if name in CHIPS and not sizes:
+            raise ValueError(
+                f"accelerator type {topology!r} does not exist: {describe_nearest(name, num_chips)}"
+            )
+    else:
+        sizes = tuple(map(int, re.findall(r"\d+", size)))
     if name not in CHIPS or len(sizes) != CHIPS[name].dimensions:
-        examples = (f"{name}:{'x'.join('4' * chip.dimensions)}" for name, chip in CHIPS.items())
-        expected = f"CHIP:SHAPE or CHIP:SHAPE:SLICES, such as {', '.join(examples)}"
-        if known := parse_accelerator_type(topology):
-            expected += f"; {describe_nearest(*known)}, for this accelerator type"
-        raise ValueError(f"unknown topology {topology!r}: expected {expected}")
+        examples = ", ".join(f"{name}:{'x'.join('4' * CHIPS[name].dimensions)}" for name in CHIPS)
+        raise ValueError(
+            f"unknown topology {topology!r}: expected CHIP:SHAPE or CHIP:SHAPE:SLICES, such as "
+            f"{examples}, or an accelerator type, such as v4-32, v5e-8 or v6e-8:2"
+        )
     if sizes not in slice_shapes(name):
         nearest = describe_nearest(name, math.prod(sizes), sizes)
         raise ValueError(f"topology {topology!r} does not exist: {nearest}")
     return name, list(sizes), int(num_slices or 1)
+
+
+def shape_name(topology: str) -> str:
+    """Returns the name of a topology by its shape, such as v4:2x2x4 for v4-32. Raises ValueError.
+
+    It is the one that the compiler and the tables of docs/tpu.md have.
+    """
+    chip, shape, num_slices = parse_topology(topology)
+    return f"{chip}:{format_shape(shape)}" + (f":{num_slices}" if num_slices > 1 else "")
+
+
+def both_names(topology: str) -> str:
+    """Returns both names of a topology: "v4:2x2x4 (v4-32)", "v4:2x2x4:2 (2 x v4-32)"."""
+    chip, shape, num_slices = parse_topology(topology)
+    accelerator = accelerator_type(chip, math.prod(shape))
+    times = f"{num_slices} x " if num_slices > 1 else ""
+    return shape_name(topology) + (f" ({times}{accelerator})" if accelerator else "")

@@ -9,11 +9,13 @@ from bert_jax.pods.chips import (
     CHIPS,
     CORES_IN_NAME,
     accelerator_type,
+    both_names,
     default_shape,
     format_shape,
     nearest_shapes,
     parse_accelerator_type,
     parse_topology,
+    shape_name,
     slice_shapes,
 )
 from bert_jax.pods.launch.cloud_tpu import RUNTIME_VERSIONS
@@ -32,7 +34,21 @@ def test_topology_is_chip_slice_shape_and_number_of_slices(topology, parsed):
     assert parse_topology(topology) == parsed
 
 
-@pytest.mark.parametrize("topology", ["v9:2x2", "v4", "v4:4x4", "v4:2x2x1:0", "v4:2x2x1:", "4x4"])
+@pytest.mark.parametrize(
+    "topology",
+    [
+        "v9:2x2",
+        "v4",
+        "v4:4x4",
+        "v4:2x2x1:0",
+        "v4:2x2x1:",
+        "4x4",
+        "v2-8",
+        "tpu7x-8",
+        "v4-32:",
+        "v9-8",
+    ],
+)
 def test_unknown_topology_is_rejected_with_examples(topology):
     with pytest.raises(ValueError, match=f"unknown topology '{topology}': .*v3:4x4, v4:4x4x4,"):
         parse_topology(topology)
@@ -59,9 +75,42 @@ def test_slice_that_does_not_exist_is_refused_with_the_nearest(topology, nearest
     assert str(error.value) == f"topology '{topology}' does not exist: try {nearest}, the nearest"
 
 
-def test_accelerator_type_as_a_topology_is_refused_with_its_slice():
-    with pytest.raises(ValueError, match=r"such as .*; try v4:2x2x4 \(v4-32\), the nearest, for"):
-        parse_topology("v4-32")
+@pytest.mark.parametrize(
+    ("name", "shape", "both"),
+    [
+        ("v4-32", "v4:2x2x4", "v4:2x2x4 (v4-32)"),
+        ("v4-32:2", "v4:2x2x4:2", "v4:2x2x4:2 (2 x v4-32)"),
+        ("v5litepod-8", "v5e:2x4", "v5e:2x4 (v5litepod-8)"),
+        ("v5e-8", "v5e:2x4", "v5e:2x4 (v5litepod-8)"),
+        ("v6e-1", "v6e:1x1", "v6e:1x1 (v6e-1)"),
+        ("v5p-8", "v5p:2x2x1", "v5p:2x2x1 (v5p-8)"),
+        ("v3-8", "v3:2x2", "v3:2x2 (v3-8)"),
+    ],
+)
+def test_accelerator_type_is_a_topology_and_a_topology_has_both_names(name, shape, both):
+    assert parse_topology(name) == parse_topology(shape)
+    assert shape_name(name) == shape_name(shape) == shape
+    assert both_names(name) == both_names(shape) == both
+
+
+def test_tpu7x_has_no_accelerator_type():
+    assert both_names("tpu7x:2x2x4") == "tpu7x:2x2x4"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("v4-12", "v4:2x2x1 (v4-8) or v4:2x2x2 (v4-16)"),
+        ("v4-33", "v4:2x2x4 (v4-32)"),
+        ("v5e-12", "v5e:2x4 (v5litepod-8) or v5e:4x4 (v5litepod-16)"),
+        ("v6e-8000", "v6e:16x16 (v6e-256)"),
+    ],
+)
+def test_accelerator_type_that_does_not_exist_is_refused_with_the_nearest(name, nearest):
+    with pytest.raises(ValueError) as error:
+        parse_topology(name)
+    message = f"accelerator type '{name}' does not exist: try {nearest}, the nearest"
+    assert str(error.value) == message
 
 
 # From Google's pages, as accelerator types and as shapes.

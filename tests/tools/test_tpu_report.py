@@ -281,7 +281,7 @@ def test_invalid_topologies_and_meshes_end_in_one_line_not_a_traceback():
     check_messages(
         {
             "--topology=v4:3x3x3": "topology 'v4:3x3x3' does not exist: try v4:2x2x4 (v4-32) or",
-            "--topology=v5e:1x1": "the compiler rejects topology 'v5e:1x1', the smallest is v5e:2",
+            "--topology=v4-12": "accelerator type 'v4-12' does not exist: try v4:2x2x1 (v4-8) or",
             "--topology=v4:2x2x1 --config.mesh.fsdp=3": "does not divide the 4 devices",
             "--topology=v4:2x2x1 --config.batch_size=6": "batch_size 6 is not divisible by 4",
             "--topology=v4:2x2x1 --max_seq_length=1024": "max_position_embeddings is 512",

@@ -22,7 +22,7 @@ from bert_jax.data.batches import abstract_rows
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import Objective, find_objective, learns_from_teacher
-from bert_jax.pods.chips import CHIPS, Chip, parse_topology
+from bert_jax.pods.chips import CHIPS, Chip, format_shape, parse_topology
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenizers.stored import Layout
 from bert_jax.training.phases import Phase, phase_configs, plan_phase
@@ -80,23 +80,27 @@ class DoesNotFit(Exception):
 
 
 def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
-    """Returns the chip and the devices of a topology such as "v4:4x4x4". Raises ValueError."""
+    """Returns the chip and the devices of a topology such as "v4:4x4x4". Raises ValueError.
+
+    One chip, as notebooks offer it, is one of the smallest slice: not all versions of the compiler
+    know a slice of one.
+    """
     name, shape, num_slices = parse_topology(topology)
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("the TPU compiler is not installed: pip install 'jax[tpu]'")
     options = {"chip_config_name": "megacore"} if CHIPS[name].megacore else {}
-    if set(shape) == {1}:  # A virtual machine with one chip of a host, such as Colab's.
-        options["chips_per_host_bounds"] = [1, 1, 1]
+    is_one = set(shape) == {1} and num_slices == 1
+    compiled_shape = smallest_slice(CHIPS[name]) if is_one else format_shape(shape)
     try:
         description = topologies.get_topology_desc(
-            f"{name}:{'x'.join(map(str, shape))}", "tpu", num_slices=num_slices, **options
+            f"{name}:{compiled_shape}", "tpu", num_slices=num_slices, **options
         )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         smallest = smallest_slice(CHIPS[name])
         message = f"the compiler rejects topology {topology!r}, the smallest is {name}:{smallest}"
         raise ValueError(f"{message}: {reason}") from error
-    return CHIPS[name], list(description.devices)
+    return CHIPS[name], list(description.devices)[: 1 if is_one else None]
 
 
 def describe_device(chip: str) -> jax.Device:
