@@ -34,6 +34,7 @@ from bert_jax.pods.launch.job import (
     last_commit,
     parse_launcher_flags,
     print_status,
+    read_capacity,
 )
 from bert_jax.pods.launch.jobset import Job, check_placement, make_jobset, parse_topology
 from bert_jax.runtime.command_line import describe_error
@@ -43,7 +44,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ACTIONS = ("launch", "follow", "status", "delete")
 
 NAME = flags.DEFINE_string("name", None, "Name of the job.", required=True)
-TOPOLOGY = flags.DEFINE_string("topology", None, "Slices, such as v6e:4x4, or v6e:4x4:2 for two.")
+TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "Slices, such as v6e:4x4 or v6e-16, and v6e:4x4:2 or v6e-16:2 for two."
+)
 CONTEXT = flags.DEFINE_string("context", "", "Context of kubectl; default: the current one.")
 PROGRAM = flags.DEFINE_enum(
     "program", "pretrain", ["pretrain", "finetune", "sweep"], "Module of bert_jax to run."
@@ -52,6 +55,15 @@ POLICY = flags.DEFINE_string(
     "placement_policy", "", "Workload policy, which slices of tpu7x with several hosts need."
 )
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
+FLEX_START = flags.DEFINE_bool(
+    "flex_start", False, "Wait for capacity that is not preempted, for up to 7 days."
+)
+RESERVATION = flags.DEFINE_string("reservation", "", "Use the capacity of this reservation.")
+QUEUE = flags.DEFINE_string("queue", "", "Local queue of Kueue, which then starts the job.")
+QUEUE_PRIORITY = flags.DEFINE_string("queue_priority", "", "Kueue's priority class of the job.")
+SERVICE_ACCOUNT = flags.DEFINE_string(
+    "service_account", "", "Kubernetes service account of the pods; default: the namespace's."
+)
 GRACE_SECONDS = flags.DEFINE_integer(
     "grace_seconds", None, "Seconds between SIGTERM and SIGKILL; default: 15 with --spot, else 300."
 )
@@ -67,12 +79,21 @@ PRINT = flags.DEFINE_bool(
 def read_settings() -> Job:
     """Returns the job that the flags describe. Raises LaunchError."""
     check_bucket(BUCKET.value)
+    capacity = read_capacity(
+        spot=SPOT.value, flex_start=FLEX_START.value, reservation=bool(RESERVATION.value)
+    )
+    if QUEUE_PRIORITY.value and not QUEUE.value:
+        raise LaunchError("--queue_priority needs --queue, the local queue of Kueue")
     grace_seconds = GRACE_SECONDS.value
     return Job(
         name=NAME.value,
         topology=parse_topology(TOPOLOGY.value or ""),
         placement_policy=POLICY.value,
-        spot=SPOT.value,
+        capacity="" if RESERVATION.value else capacity,
+        reservation=RESERVATION.value,
+        queue=QUEUE.value,
+        queue_priority=QUEUE_PRIORITY.value,
+        service_account=SERVICE_ACCOUNT.value,
         grace_seconds=(15 if SPOT.value else 300) if grace_seconds is None else grace_seconds,
         bucket=BUCKET.value,
         image=IMAGE.value,

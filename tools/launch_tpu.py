@@ -32,6 +32,7 @@ from bert_jax.pods.launch.job import (
     describe_result,
     parse_launcher_flags,
     print_status,
+    read_capacity,
 )
 from bert_jax.runtime.command_line import describe_error
 from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
@@ -42,7 +43,9 @@ NAME = flags.DEFINE_string("name", None, "Name of the slice.", required=True)
 PROJECT = flags.DEFINE_string("project", None, "Google Cloud project.", required=True)
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.", required=True)
 TYPE = flags.DEFINE_string(
-    "accelerator_type", "", "Accelerator type, such as v4-32, v6e-16 or, for v5e, v5litepod-16."
+    "accelerator_type",
+    "",
+    "Accelerator type, such as v4-32, v6e-16 or, for v5e, v5litepod-16; or by shape, v4:2x2x4.",
 )
 PROGRAM = flags.DEFINE_enum(
     "program", "pretrain", ["pretrain", "finetune", "sweep"], "Module of bert_jax to run."
@@ -51,6 +54,20 @@ RUNTIME_VERSION = flags.DEFINE_string(
     "runtime_version", None, "TPU software version; the default depends on --accelerator_type."
 )
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
+RESERVED = flags.DEFINE_bool("reserved", False, "Use capacity that the project has reserved.")
+FLEX_START = flags.DEFINE_bool(
+    "flex_start", False, "Wait in the queue for capacity that is not preempted, for up to 7 days."
+)
+NETWORK = flags.DEFINE_string("network", "", "Network of the hosts; the default is `default`.")
+SUBNETWORK = flags.DEFINE_string("subnetwork", "", "Subnetwork of the hosts.")
+INTERNAL_IPS = flags.DEFINE_bool(
+    "internal_ips",
+    False,
+    "Give the hosts no external addresses; run this program in their network.",
+)
+SERVICE_ACCOUNT = flags.DEFINE_string(
+    "service_account", "", "Email of the hosts' service account; default: the project's."
+)
 BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs on every host.")
 MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 20, "Maximum number of restarts by `launch`.", 0
@@ -61,28 +78,39 @@ POLL_SECONDS = flags.DEFINE_float(
 )
 
 
-def main(argv: list[str]) -> None:
-    action, arguments = "".join(argv[1:2]), argv[2:]
-    tpu = Slice(
+def read_slice() -> Slice:
+    """Returns the slice and the job that the flags describe. Raises LaunchError."""
+    slice_size(TYPE.value)  # Raises for a missing or unknown type.
+    return Slice(
         root=pathlib.Path(__file__).resolve().parents[1],
         name=NAME.value,
         project=PROJECT.value,
         zone=ZONE.value,
         accelerator_type=TYPE.value,
         runtime_version=RUNTIME_VERSION.value or "",
-        spot=SPOT.value,
+        capacity=read_capacity(
+            spot=SPOT.value, reserved=RESERVED.value, flex_start=FLEX_START.value
+        ),
+        network=NETWORK.value,
+        subnetwork=SUBNETWORK.value,
+        internal_ips=INTERNAL_IPS.value,
+        service_account=SERVICE_ACCOUNT.value,
         bucket=BUCKET.value,
         program=PROGRAM.value,
         max_restarts=MAX_RESTARTS.value,
         delete_when_done=DELETE.value,
         poll_seconds=POLL_SECONDS.value,
     )
+
+
+def main(argv: list[str]) -> None:
+    action, arguments = "".join(argv[1:2]), argv[2:]
     try:
         if action not in ACTIONS:
             raise LaunchError(f"expected one of {', '.join(ACTIONS)}, got {action or 'nothing'}")
         if bool(arguments) != (action in ("launch", "run")):
             raise LaunchError("`launch` and `run` need the arguments of the job after `--`")
-        slice_size(TYPE.value)  # Raises for a missing or unknown type.
+        tpu = read_slice()
         if action in ("launch", "copy"):
             check_bucket(BUCKET.value)
         if arguments:

@@ -163,6 +163,9 @@ class Cloud:
         plan |= {"gcloud": gcloud, "lost": lost or {}, "status": {}}
         (self.path / "plan").write_text(repr(plan))
 
+    def read_plan(self):
+        return ast.literal_eval((self.path / "plan").read_text())
+
     def start(self, action, *words, **flags):
         arguments = arguments_of(action, *words, **flags)
         return subprocess.Popen(
@@ -200,8 +203,11 @@ def cloud(tmp_path):
 
 def test_launch_copies_the_commit_creates_the_jobset_and_follows_it(cloud):
     cloud.plan(0)
-    result = cloud.run("launch", "--spot", context="here")
+    queue = {"queue": "team", "queue_priority": "low"}
+    result = cloud.run("launch", "--spot", context="here", topology="v4-16", **queue)
     assert result.returncode == 0, result.stderr
+    labels = {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": "low"}
+    assert cloud.read_plan()["jobset"]["metadata"]["labels"] == labels
     assert cloud.steps() == ["storage", "apply", "logs"]
     assert all("--context=here" in call for call in cloud.calls() if call[0] != "storage")
     assert "the job of host0 began" in result.stdout
@@ -271,8 +277,9 @@ def test_ctrl_c_leaves_the_job_and_launch_or_follow_shows_its_log_again(cloud):
 @pytest.mark.slow
 def test_short_network_failures_are_survived(cloud):
     cloud.plan(0)
-    plan = ast.literal_eval((cloud.path / "plan").read_text())
-    (cloud.path / "plan").write_text(repr(plan | {"errors": {"--follow": 2, "--output=json": 3}}))
+    (cloud.path / "plan").write_text(
+        repr(cloud.read_plan() | {"errors": {"--follow": 2, "--output=json": 3}})
+    )
     result = cloud.run("launch")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("cannot query tiny: Unable to connect") == 3
@@ -419,8 +426,10 @@ def test_uncommitted_changes_are_refused(cloud):
 
 def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
     messages = [
-        ("launch", {"topology": "v6e:4x5"}, "--topology=v6e:4x5 does not exist: expected v6e:"),
+        ("launch", {"topology": "v6e:4x5"}, "--topology: topology 'v6e:4x5' does not exist: try"),
         ("launch", {"topology": None}, "--topology is missing: expected CHIP:SHAPE"),
+        ("launch", {"spot": 1, "reservation": "a"}, "--spot and --reservation exclude each other"),
+        ("launch", {"queue_priority": "low"}, "--queue_priority needs --queue"),
         (
             "launch",
             {"topology": "v3:4x4"},

@@ -28,6 +28,7 @@ FAKE_GCLOUD = """
 import os, sys, time
 cloud, words = os.environ["FAKE_CLOUD"], sys.argv[1:]
 with open(f"{cloud}/calls", "a") as calls: print(words, file=calls)
+if words[0] == "alpha": del words[0]
 with open(f"{cloud}/plan") as file: plan = eval(file.read())
 def save():
     with open(f"{cloud}/plan", "w") as file: print(plan, file=file)
@@ -180,6 +181,9 @@ class Cloud:
         calls = [" ".join(call).split() for call in self.calls()]
         return [next(word for word in call if word in words) for call in calls if words & {*call}]
 
+    def created(self):
+        return [call for call in self.calls() if "create" in call]
+
     def job_arguments(self):
         return [ast.literal_eval(file.read_text()) for file in self.path.glob("*/arguments")]
 
@@ -197,27 +201,46 @@ def cloud(tmp_path):
 
 def test_launch_creates_copies_runs_follows_and_deletes(cloud):
     cloud.plan(slices=[["WAITING_FOR_RESOURCES", "WAITING_FOR_RESOURCES", "ACTIVE"]])
-    result = cloud.run("launch", "--spot")
+    network = {"network": "net", "subnetwork": "sub", "service_account": "me@proj.com"}
+    result = cloud.run("launch", "--spot", "--internal_ips", **network)
     assert result.returncode == 0, result.stderr
     assert cloud.steps() == [*STEPS, "delete"]
-    assert next(call for call in cloud.calls() if "create" in call) == [
-        "compute",
-        "tpus",
-        "queued-resources",
-        "create",
-        "tiny",
-        "--node-id=tiny",
-        "--accelerator-type=v4-16",
-        "--runtime-version=tpu-ubuntu2204-base",
-        "--spot",
-        "--project=proj",
-        "--zone=us-central2-b",
-        "--quiet",
+    assert cloud.created() == [
+        [
+            *("compute", "tpus", "queued-resources", "create", "tiny", "--node-id=tiny"),
+            *("--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base"),
+            *("--network=net", "--subnetwork=sub", "--service-account=me@proj.com"),
+            *("--internal-ips", "--spot", "--project=proj", "--zone=us-central2-b", "--quiet"),
+        ]
     ]
+    assert all("--internal-ip" in call for call in cloud.calls() if {"ssh", "scp"} & {*call})
     arguments = ["-m", "bert_jax.pretrain", *JOB, "--multihost", "--num_processes=2"]
     assert cloud.job_arguments() == [arguments] * 2
     assert result.stderr.count("is WAITING_FOR_RESOURCES") == 1
     assert result.stderr.endswith("the job on tiny finished\n")
+
+
+def test_capacity_and_shape_of_the_slice_are_requested(cloud, monkeypatch):
+    for name in ("FAKE_CLOUD", "PATH"):
+        monkeypatch.setenv(name, cloud.environment[name])
+    flex_start = ["--provisioning-model=flex-start", "--max-run-duration=168h"]
+    requests = [
+        ("--reserved", "v5e:4x4", ["--type=v5litepod", "--topology=4x4"], ["--reserved"]),
+        ("--flex_start", "v5e-16", ["--accelerator-type=v5litepod-16"], flex_start),
+        ("--nospot", "v4:2x2x4", ["--type=v4", "--topology=2x2x4"], []),
+    ]
+    cloud.plan(jobs=[0] * len(requests))
+    cases = []
+    for flag, name, *_ in requests:
+        cases.append(["create", *arguments_of("create", flag, accelerator_type=name)])
+        cases.append(["delete", *arguments_of("delete", accelerator_type=name)])
+    for code, errors in commands.run_each("tools.launch_tpu", cases):
+        assert code == 0, errors
+    for call, (flag, _, size, options) in zip(cloud.created(), requests, strict=True):
+        release, words = call[: call.index("compute")], call[call.index("--node-id=tiny") + 1 : -3]
+        assert release == ["alpha"] * (flag == "--flex_start")
+        version = "tpu-ubuntu2204-base" if "--type=v4" in size else "v2-alpha-tpuv5-lite"
+        assert words == [*size, f"--runtime-version={version}", *options]
 
 
 @pytest.mark.slow
@@ -354,6 +377,10 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
     messages = [
         ("launch", {"accelerator_type": "v4-33"}, "--accelerator_type=v4-33 is unknown: expected"),
         ("launch", {"accelerator_type": "tpu7x-16"}, "has no tpu7x: use GKE (tools/launch_gke.py)"),
+        ("launch", {"accelerator_type": "tpu7x:2x2x2"}, "has no tpu7x: use GKE (tools/launch_gke"),
+        ("launch", {"accelerator_type": "v4:2x2x3"}, "'v4:2x2x3' does not exist: try v4:2x2x2 (v4"),
+        ("launch", {"accelerator_type": "v6e:4x4:2"}, "=v6e:4x4:2: expected one slice; tools/laun"),
+        ("launch", {"spot": 1, "reserved": 1}, "--spot and --reserved exclude each other"),
         ("launch", {"zone": None}, "--zone must have a value"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
         ("launch", {"bucket": None}, "--bucket is missing: expected a bucket's name"),
@@ -383,13 +410,14 @@ def test_job_that_would_fail_is_refused_before_gcloud_is_called(cloud):
 def test_chips_and_hosts_of_every_kind_of_slice():
     sizes = {"v2-8": ("v2", 4, 1), "v3-32": ("v3", 16, 4), "v4-128": ("v4", 64, 16)}
     sizes |= {"v5p-32": ("v5p", 16, 4), "v5litepod-8": ("v5e", 8, 1), "v6e-64": ("v6e", 64, 16)}
+    sizes |= {"v5e-8": ("v5e", 8, 1), "v5e:4x4": ("v5e", 16, 4), "v4:4x4x8": ("v4", 128, 32)}
     assert {name: slice_size(name) for name in sizes} == sizes
-    missing = ("v4", "v4-12", "v4-0", "v5e-16", "v6e-2", "v6e-12", "tpu-8", "v4-32x", "v4-33")
+    missing = ("v4", "v4-12", "v4-0", "v5e-12", "v6e-2", "v6e-12", "tpu-8", "v4-32x", "v4-33")
     for name in (*missing, "v3-16", "v4-24", "v6e-20", "v6e-512", "v5litepod-12", "v5p-20000"):
         with pytest.raises(LaunchError, match=f"--accelerator_type={name} is unknown"):
             slice_size(name)
     with pytest.raises(LaunchError, match=r"one of v2, v3, v4, v5litepod \(v5e\), v5p or v6e$"):
-        slice_size("v5e-16")
+        slice_size("tpu-8")
     nearest = (
         r"N the number of chips of .*; try v6e:2x4 \(v6e-8\) or v6e:4x4 \(v6e-16\), the nearest"
     )

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 import pathlib
 import re
 import shlex
@@ -23,6 +24,7 @@ RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
     "v5litepod": "v2-alpha-tpuv5-lite",
     "v6e": "v2-alpha-tpuv6e",
 }
+MAX_FLEX_HOURS = 7 * 24  # From cloud.google.com/tpu/docs/request-using-flex-start.
 # States of a queued resource, or of its TPU, that never become ACTIVE again.
 LOST = ("SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
 RESOURCE_IS_KEPT = (
@@ -33,13 +35,19 @@ RESOURCE_IS_KEPT = (
 
 
 def slice_size(accelerator_type: str) -> tuple[str, int, int]:
-    """Returns (type of chip, number of chips, number of hosts); see cloud.google.com/tpu/docs."""
-    chip, num_chips = chips.parse_accelerator_type(accelerator_type) or ("", 0)
-    is_whole = chip and chips.accelerator_type(chip, num_chips) == accelerator_type
+    """Returns (type of chip, number of chips, number of hosts) of v4-32 or, by shape, v4:2x2x4.
+
+    v5e-16 is v5litepod-16. See cloud.google.com/tpu/docs. Raises LaunchError for a slice that does
+    not exist.
+    """
+    if ":" in accelerator_type:
+        return size_of_shape(accelerator_type)
+    api_name = accelerator_type.replace("v5e-", "v5litepod-")
+    name = api_name.partition("-")[0]
+    chip, num_chips = chips.parse_accelerator_type(api_name) or ("", 0)
+    is_whole = chip and chips.accelerator_type(chip, num_chips) == api_name
     if is_whole and chips.default_shape(chip, num_chips):
-        per_host = 8 if chip in ("v5e", "v6e") and num_chips <= 8 else 4
-        return chip, num_chips, max(num_chips // per_host, 1)
-    name = accelerator_type.partition("-")[0]
+        return chip, num_chips, num_hosts(chip, num_chips)
     job.check_served(name, "launch_tpu")
     wrong = f"--accelerator_type={accelerator_type} is unknown"
     if not accelerator_type:
@@ -53,6 +61,25 @@ def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     raise LaunchError(f"{wrong}: expected {expected}")
 
 
+def size_of_shape(topology: str) -> tuple[str, int, int]:
+    """Returns what `slice_size` does, of a slice by its shape. Raises LaunchError."""
+    job.check_served(topology.partition(":")[0], "launch_tpu")
+    try:
+        chip, shape, num_slices = chips.parse_topology(topology)
+    except ValueError as error:
+        raise LaunchError(f"--accelerator_type: {error}") from None
+    if num_slices > 1:
+        several = "tools/launch_gke.py runs a job on several"
+        raise LaunchError(f"--accelerator_type={topology}: expected one slice; {several}")
+    num_chips = math.prod(shape)
+    return chip, num_chips, num_hosts(chip, num_chips)
+
+
+def num_hosts(chip: str, num_chips: int) -> int:
+    per_host = 8 if chip in ("v5e", "v6e") and num_chips <= 8 else 4
+    return max(num_chips // per_host, 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slice:
     """A slice of a Cloud TPU pod, and the job that it runs.
@@ -60,9 +87,12 @@ class Slice:
     Attributes:
       root: the clone whose last commit the slice runs.
       name, project, zone: of the slice in Google Cloud.
-      accelerator_type: such as v4-32.
-      runtime_version: TPU software version; "": the default of the accelerator type.
-      spot: whether the slice may be preempted.
+      accelerator_type: such as v4-32, or by shape, v4:2x2x4.
+      runtime_version: TPU software version; "": the default of the chip.
+      capacity: "spot", "reserved", "flex_start", or "": on demand.
+      network, subnetwork: of the hosts; "": those of the project called default.
+      internal_ips: whether the hosts have no external addresses.
+      service_account: as which the hosts access the bucket; "": the project's default.
       bucket: mounted at /gcs on every host.
       program: module of bert_jax to run.
       max_restarts: maximum number of restarts by `launch`.
@@ -76,7 +106,11 @@ class Slice:
     zone: str
     accelerator_type: str
     runtime_version: str
-    spot: bool
+    capacity: str
+    network: str
+    subnetwork: str
+    internal_ips: bool
+    service_account: str
     bucket: str
     program: str
     max_restarts: int
@@ -84,11 +118,14 @@ class Slice:
     poll_seconds: float
 
     def gcloud(
-        self, *words: str, capture: bool = False, tries: int = 1
+        self, *words: str, capture: bool = False, tries: int = 1, release: str = ""
     ) -> subprocess.CompletedProcess:
-        """Runs `gcloud compute tpus` until it succeeds, up to `tries` times."""
+        """Runs `gcloud compute tpus` until it succeeds, up to `tries` times.
+
+        `release` is "alpha" for options that only `gcloud alpha` has.
+        """
         options = (f"--project={self.project}", f"--zone={self.zone}", "--quiet")
-        command = ["compute", "tpus", *words, *options]
+        command = [*[release] * bool(release), "compute", "tpus", *words, *options]
         if not capture:
             print(shlex.join(["gcloud", *command]), flush=True)
         for remaining in reversed(range(tries)):
@@ -102,8 +139,12 @@ class Slice:
         """Runs a command on the hosts, with the options of `gcloud`."""
         # Without keepalive messages, ssh waits forever for a host that has vanished.
         alive = "--ssh-flag=-oServerAliveInterval=60"
-        words = (self.name, f"--worker={worker}", alive, f"--command={command}")
+        words = (self.name, f"--worker={worker}", *self.address(), alive, f"--command={command}")
         return self.gcloud("tpu-vm", "ssh", *words, **options)
+
+    def address(self) -> list[str]:
+        """Returns the option of ssh and scp for hosts without external addresses."""
+        return ["--internal-ip"] * self.internal_ips
 
     def slice_state(self, tries: int = 20) -> str:
         """Returns the state of the slice, or NOT_FOUND. Raises TimeoutError after `tries` tries."""
@@ -138,12 +179,8 @@ class Slice:
     def create(self) -> bool:
         """Requests the slice unless it exists, and waits. Returns whether it is active."""
         if self.slice_state() == "NOT_FOUND":
-            version = (
-                self.runtime_version or RUNTIME_VERSIONS[self.accelerator_type.partition("-")[0]]
-            )
-            words = [f"--node-id={self.name}", f"--accelerator-type={self.accelerator_type}"]
-            words += [f"--runtime-version={version}", *["--spot"] * self.spot]
-            created = self.gcloud("queued-resources", "create", self.name, *words)
+            words, release = self.request()
+            created = self.gcloud("queued-resources", "create", *words, release=release)
             # If the connection was lost, the slice may exist although the command failed.
             if created.returncode and self.slice_state() == "NOT_FOUND":
                 raise LaunchError(f"{self.name} was not created because of the error above")
@@ -163,12 +200,36 @@ class Slice:
         print_status(f"{self.name} is {state}{' and costs money' if state == 'ACTIVE' else ''}")
         return state == "ACTIVE"
 
+    def request(self) -> tuple[list[str], str]:
+        """Returns the arguments of `queued-resources create`, and the release of gcloud."""
+        chip, num_chips, _ = slice_size(self.accelerator_type)
+        accelerator_type = chips.accelerator_type(chip, num_chips)
+        name = accelerator_type.partition("-")[0]
+        words = [self.name, f"--node-id={self.name}"]
+        if shape := self.accelerator_type.partition(":")[2]:
+            words += [f"--type={name}", f"--topology={shape}"]
+        else:
+            words.append(f"--accelerator-type={accelerator_type}")
+        words.append(f"--runtime-version={self.runtime_version or RUNTIME_VERSIONS[name]}")
+        options = {"network": self.network, "subnetwork": self.subnetwork}
+        options["service-account"] = self.service_account
+        words += [f"--{option}={value}" for option, value in options.items() if value]
+        words += ["--internal-ips"] * self.internal_ips
+        if self.capacity == "flex_start":
+            flex_start = [
+                "--provisioning-model=flex-start",
+                f"--max-run-duration={MAX_FLEX_HOURS}h",
+            ]
+            return [*words, *flex_start], "alpha"
+        return [*words, *[f"--{self.capacity}"] * bool(self.capacity)], ""
+
     def copy(self, commit: str = "") -> None:
         """Copies a commit (default: the last one) to every host and installs it."""
         with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
             job.pack_commit(self.root, commit or job.last_commit(self.root), archive.name)
             target = f"{self.name}:launch.tar"
-            copied = self.gcloud("tpu-vm", "scp", archive.name, target, "--worker=all", tries=3)
+            words = (archive.name, target, "--worker=all", *self.address())
+            copied = self.gcloud("tpu-vm", "scp", *words, tries=3)
         unpack = "rm -rf launch/code && mkdir -p launch/code && tar -xf launch.tar -C launch/code"
         install = f"{unpack} && bash {WORKER} install {self.bucket}"
         if copied.returncode or self.ssh(install, tries=3).returncode:

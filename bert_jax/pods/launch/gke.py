@@ -126,10 +126,12 @@ class GkeJob:
                     self.kubectl("logs", "--prefix", "--tail=40", "--container=job", self.pods())
                 return result
             restarts = status.get("restarts", 0)
-            if restarts != last_seen:
-                restart = f"restart {restarts}: " if restarts else ""
-                print_status(f"{restart}waiting for the pods, which `status` lists")
-            last_seen = restarts
+            restart = f"restart {restarts}: " if restarts else ""
+            is_queued = "Suspended" in true_conditions(status)
+            waits_for = "its turn in the queue" if is_queued else "the pods, which `status` lists"
+            if (message := f"{restart}waiting for {waits_for}") != last_seen:
+                print_status(message)
+            last_seen = message
             time.sleep(self.poll_seconds)
 
     def pods(self, **labels: str) -> str:
@@ -156,6 +158,12 @@ def archive_address(bucket: str, commit: str) -> str:
 def without_log(errors: str) -> str:
     """Returns the errors of kubectl without the lines of its log, such as "E1126 17:01:23 ..."."""
     return re.sub(r"^[A-Z]\d{4} .*\n", "", errors, flags=re.MULTILINE).strip()
+
+
+def true_conditions(status: dict) -> set[str]:
+    """Returns the types of the conditions of a JobSet that hold, such as Suspended."""
+    conditions = status.get("conditions", [])
+    return {each["type"] for each in conditions if each.get("status") == "True"}
 
 
 def outcome(status: dict) -> str:

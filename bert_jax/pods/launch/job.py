@@ -38,6 +38,18 @@ def parse_launcher_flags(argv: list[str]) -> list[str]:
         sys.exit(f"{program}: the flags of the job follow `--`; before it: {message}")
 
 
+def read_capacity(**chosen: bool) -> str:
+    """Returns the name of the flag that is set: spot, reserved, ...; "" (on demand) if none is.
+
+    Raises LaunchError if several are.
+    """
+    names = [name for name, is_chosen in chosen.items() if is_chosen]
+    if len(names) > 1:
+        given = " and ".join(f"--{name}" for name in names)
+        raise LaunchError(f"{given} exclude each other: choose one kind of capacity")
+    return "".join(names)
+
+
 def describe_result(result: str) -> str:
     """Returns what is said of a job that ended: "finished", "failed" or "was preempted"."""
     return "was preempted" if result == "preempted" else result

@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 
-from bert_jax.pods.chips import describe_nearest, format_shape, slice_shapes
+from bert_jax.pods import chips
 from bert_jax.pods.launch import job
 from bert_jax.pods.launch.job import LaunchError
 from bert_jax.runtime.errors import PREEMPTED
@@ -23,7 +23,8 @@ ACCELERATORS = {
     "tpu7x": "tpu7x",
 }
 TOPOLOGY_FORM = (
-    f"CHIP:SHAPE or CHIP:SHAPE:SLICES, such as v6e:4x4, CHIP one of {', '.join(ACCELERATORS)}"
+    "CHIP:SHAPE or CHIP-N, such as v6e:4x4 or v6e-16, and :SLICES for several, "
+    f"CHIP one of {', '.join(ACCELERATORS)}"
 )
 CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
 # The exit codes that mean "run it again". JAX aborts a process that has lost another one: 134, or
@@ -62,7 +63,10 @@ class Job:
       topology: the slices.
       placement_policy: workload policy of the slices, which tpu7x slices with several hosts
         need; "": none.
-      spot: whether they may be preempted.
+      capacity: "spot", "flex_start", or "": on demand, or of a `reservation`.
+      reservation: whose capacity to use; "": none.
+      queue, queue_priority: Kueue's local queue and workload priority class; "": none.
+      service_account: of Kubernetes, which accesses the bucket; "": the namespace's default.
       grace_seconds: between SIGTERM and SIGKILL.
       bucket: mounted at /gcs in every pod.
       image: container image with Python 3.11 or newer.
@@ -73,7 +77,11 @@ class Job:
     name: str
     topology: Topology
     placement_policy: str
-    spot: bool
+    capacity: str
+    reservation: str
+    queue: str
+    queue_priority: str
+    service_account: str
     grace_seconds: int
     bucket: str
     image: str
@@ -82,24 +90,21 @@ class Job:
 
 
 def parse_topology(text: str) -> Topology:
-    """Parses "v5e:4x4" or, for two slices, "v5e:4x4:2". Raises LaunchError if GKE has no such."""
-    chip, _, rest = text.partition(":")
-    shape, _, slices = rest.partition(":")
+    """Parses "v5e:4x4", "v5e-16" or, for two slices, "v5e:4x4:2" or "v5e-16:2".
+
+    Raises LaunchError if GKE has no such.
+    """
     if not text:
         raise LaunchError(f"--topology is missing: expected {TOPOLOGY_FORM}")
-    job.check_served(chip, "launch_gke")
-    if chip not in ACCELERATORS:
-        raise LaunchError(f"--topology={text}: there is no chip {chip!r}; expected {TOPOLOGY_FORM}")
-    sizes = tuple(map(int, re.findall(r"\d+", shape)))
-    exists = shape in map(format_shape, slice_shapes(chip))
-    form = f"expected {chip}:SHAPE or {chip}:SHAPE:SLICES"
-    if not exists or not re.fullmatch(r"[1-9]\d*|", slices):
-        nearest = "" if exists else f"; {describe_nearest(chip, math.prod(sizes), sizes)}"
-        raise LaunchError(f"--topology={text} does not exist: {form}{nearest}")
-    if math.prod(sizes) < CHIPS_PER_HOST:
+    job.check_served(re.match(r"\w*", text)[0], "launch_gke")
+    try:
+        chip, shape, num_slices = chips.parse_topology(text)
+    except ValueError as error:
+        raise LaunchError(f"--topology: {error}") from None
+    if math.prod(shape) < CHIPS_PER_HOST:
         machines = f"this launcher uses machines with {CHIPS_PER_HOST} chips"
         raise LaunchError(f"--topology={text}: {machines}; the smallest slice is {chip}:2x2")
-    topology = Topology(chip, shape, int(slices or 1))
+    topology = Topology(chip, chips.format_shape(shape), num_slices)
     if topology.num_slices > 1 and topology.hosts_per_slice == 1:
         raise LaunchError(f"--topology={text}: GKE connects only slices of several hosts")
     return topology
@@ -135,10 +140,12 @@ def make_jobset(settings: Job, commit: str, arguments: list[str]) -> dict:
         "template": make_pod(settings, pod_command(settings, commit, arguments)),
     }
     slices = {"name": "slice", "replicas": topology.num_slices, "template": {"spec": slice_job}}
+    kueue = {"queue-name": settings.queue, "priority-class": settings.queue_priority}
+    labels = {f"kueue.x-k8s.io/{name}": value for name, value in kueue.items() if value}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": settings.name, "annotations": annotations},
+        "metadata": {"name": settings.name, "labels": labels, "annotations": annotations},
         "spec": {
             "failurePolicy": {"maxRestarts": settings.max_restarts, "rules": [rule]},
             "replicatedJobs": [slices],
@@ -154,10 +161,15 @@ def make_pod(settings: Job, command: str) -> dict:
     }
     if settings.placement_policy:
         node["cloud.google.com/placement-policy-name"] = settings.placement_policy
+    if settings.reservation:
+        node["cloud.google.com/reservation-affinity"] = "specific"
+        node["cloud.google.com/reservation-name"] = settings.reservation
     tolerations = []
-    if settings.spot:
-        node["cloud.google.com/gke-spot"] = "true"
-        tolerations = [{"key": "cloud.google.com/gke-spot", "operator": "Exists"}]
+    if settings.capacity:
+        label = f"cloud.google.com/gke-{settings.capacity.replace('_', '-')}"
+        node[label] = "true"
+        tolerations = [{"key": label, "operator": "Exists"}]
+    account = {"serviceAccountName": settings.service_account} if settings.service_account else {}
     container = {
         "name": "job",
         "image": settings.image,
@@ -177,6 +189,7 @@ def make_pod(settings: Job, command: str) -> dict:
     return {
         "metadata": {"annotations": {"gke-gcsfuse/volumes": "true"}},
         "spec": {
+            **account,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": settings.grace_seconds,
             "nodeSelector": node,
