@@ -2,7 +2,7 @@
 # .venv-onnx); data and the demo's run are in runs/.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 3 --dist loadfile \
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 

@@ -121,7 +121,7 @@ def step_of_bert_jax(directory: pathlib.Path, batch_size: int) -> tuple[list[lis
     clock, num_tokens = Clock(), []
     for rows, num_microbatches in batches:
         num_tokens.append(num_microbatches * setup.rows_per_microbatch * rows["tokens"].shape[-1])
-        arguments = rows, num_microbatches, keys, hyperparameters, setup.frozen
+        arguments = rows, num_microbatches, keys, hyperparameters
         state, _ = jax.block_until_ready(setup.steps.update(state, *arguments))
         clock.read()
     return clock.differences(WARM_UP), round(np.mean(num_tokens[WARM_UP:]))

@@ -111,7 +111,7 @@ def test_load_needs_only_the_directory(finished, tmp_path):
     [
         (3, True),
         pytest.param(3, False, marks=pytest.mark.exhaustive),
-        (6, True),
+        pytest.param(6, True, marks=pytest.mark.exhaustive),
         pytest.param(6, False, marks=pytest.mark.exhaustive),
     ],
 )
@@ -438,7 +438,7 @@ def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["whole_word", "span"])
+@pytest.mark.parametrize("unit", [pytest.param("whole_word", marks=pytest.mark.exhaustive), "span"])
 def test_other_masking_units_train(corpus, tmp_path, unit):
     config = small_config(corpus, num_steps=2)
     config.masking.unit = unit
@@ -447,7 +447,9 @@ def test_other_masking_units_train(corpus, tmp_path, unit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sentence_order", "released_pairs"])
+@pytest.mark.parametrize(
+    "kind", ["sentence_order", pytest.param("released_pairs", marks=pytest.mark.exhaustive)]
+)
 def test_labels_of_other_rows_train_the_next_sentence_head(tmp_path, kind):
     corpus = build_small_corpus(tmp_path, rows=kind)
     result = pretrain.train_and_evaluate(small_config(corpus, num_steps=2), tmp_path / "run")

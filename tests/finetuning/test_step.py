@@ -145,7 +145,7 @@ def test_embedding_is_the_pooled_last_layer(pooling, normalize):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "rows_per_microbatch", "packed"),
-    [(1, 3, False), (8, 8, False), (8, 8, True)],
+    [(1, 3, False), pytest.param(8, 8, False, marks=pytest.mark.exhaustive), (8, 8, True)],
     ids=["microbatches, the last padded", "devices", "a device with most of the examples"],
 )
 def test_loss_of_several_positives_equals_the_definition(devices, rows_per_microbatch, packed):

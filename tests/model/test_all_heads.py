@@ -6,10 +6,7 @@ from bert_jax.model.heads import HEADS
 from tests.suites import heads
 
 # The exhaustive tier has all heads on all architectures.
-ALWAYS = ("tagging", "embedding")
-IN_SLOW_TIER = (("classification", "modernbert"),)
-
-
+IN_SLOW_TIER = "tagging"
 SLOW = [each for each in heads.HEAD if each.marks]
 FAST = [each for each in heads.HEAD if not each.marks]
 
@@ -24,7 +21,7 @@ def test_head(case, holds, tmp_path):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=name, marks=[pytest.mark.exhaustive] * (name not in ALWAYS))
+        pytest.param(case, id=name, marks=[pytest.mark.exhaustive] * (name != IN_SLOW_TIER))
         for name, case in heads.CASES.items()
     ],
 )
@@ -33,17 +30,13 @@ def test_training_with_a_head(case, holds, tmp_path):
 
 
 ON_OTHERS = [
-    pytest.param(
-        heads.on_architecture(case, architecture),
-        id=f"{name} on {architecture}",
-        marks=() if (name, architecture) in IN_SLOW_TIER else pytest.mark.exhaustive,
-    )
+    pytest.param(heads.on_architecture(case, architecture), id=f"{name} on {architecture}")
     for name, case in heads.CASES.items()
     for architecture in heads.ARCHITECTURES
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("holds", heads.HEAD)
 @pytest.mark.parametrize("case", ON_OTHERS)
 def test_head_on_other_architectures(case, holds, tmp_path):

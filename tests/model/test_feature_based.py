@@ -211,7 +211,7 @@ def test_head_with_other_features_or_size_is_an_error(tagger):
         assert set(params) == {"encoder"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tagger", [conll2003], indirect=True)
 def test_head_for_tags_of_another_scheme_is_an_error(tagger, caplog):
     _, _, model = tagger

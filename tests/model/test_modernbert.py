@@ -205,7 +205,7 @@ def test_a_token_sees_its_window_in_local_layers_and_all_in_global_ones():
     assert reached["l"] == [4, 5, 6, 7, 8] and reached["g"] == list(range(12))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_is_pretrained_finetuned_loaded_and_exported(tmp_path):
     corpus = build_small_corpus(tmp_path, write_vocabulary(tmp_path / "vocab.txt"))
     config = small_config(corpus)

@@ -77,7 +77,9 @@ def assert_equal(actual, expected):
         pytest.param({}, PLAIN, marks=pytest.mark.exhaustive),
         pytest.param({}, FAST, marks=pytest.mark.slow),
         pytest.param({"causal": True}, FAST, marks=pytest.mark.exhaustive),
-        pytest.param({}, ExecutionPlan(uses_kernels=True, remat="full"), marks=pytest.mark.slow),
+        pytest.param(
+            {}, ExecutionPlan(uses_kernels=True, remat="full"), marks=pytest.mark.exhaustive
+        ),
     ],
     ids=str,
 )

@@ -62,19 +62,23 @@ def outputs_and_gradients(config, plan, rate, params, x, dy, inputs, positions):
     return y, *gradients
 
 
+def exhaustive(*values):
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "plan", "rate", "num_positions"),
     [
         ({}, FAST, 0.0, 9),  # With the kernel for GeGLU.
-        (
+        exhaustive(
             {"attention_bias": True, "feed_forward_bias": True, "norm_bias": True},
             FAST,
             0.1,
             None,
         ),
-        ({"attention_pattern": "lg", "causal": True}, FAST, 0.1, None),
-        ({}, dataclasses.replace(FAST, remat="full"), 0.1, 9),
+        exhaustive({"attention_pattern": "lg", "causal": True}, FAST, 0.1, None),
+        exhaustive({}, dataclasses.replace(FAST, remat="full"), 0.1, 9),
     ],
     ids=str,
 )

@@ -200,7 +200,7 @@ def test_rows_that_attention_pads_run_in_the_kernel_too():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "count"),
-    [({"data": 2}, 4), ({"data": 1, "fsdp": 2}, 0)],
+    [({"data": 2}, 4), pytest.param({"data": 1, "fsdp": 2}, 0, marks=pytest.mark.exhaustive)],
     ids=["data", "fsdp"],
 )
 def test_encoder_on_a_mesh_has_the_gradients_of_plain_jax_on_one_device(sizes, count):
