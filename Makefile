@@ -86,7 +86,7 @@ faults: .venv/installed
 
 # The tests that need the TPU compiler, which it downloads.
 report-test: .venv/compiler
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py \
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py tests/tools/test_rent.py \
 		tests/sharding/test_mesh.py
 
 # Validates the JobSet of tools/launch_gke.py with the schemas of Kubernetes and JobSet.

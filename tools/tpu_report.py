@@ -35,7 +35,7 @@ from bert_jax.pods.estimate import (
 )
 from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
 from bert_jax.sweeps.settings import known_fields
-from bert_jax.training.phases import Phase, check_numbers, open_phases, phase_configs
+from bert_jax.training.phases import Phase
 
 HELP = "Configuration of a pre-training run, a fine-tuning run or a sweep."
 CONFIG = define_config(HELP, known_fields)
@@ -155,20 +155,12 @@ def is_bi_encoder(config: ConfigDict) -> bool:
 
 
 def has_corpus(config: ConfigDict | None) -> bool:
-    if config is None or has_trials(config):
-        return False
-    return any(phase.corpus for phase in phase_configs(config).values())
+    return config is not None and not has_trials(config) and compilation.has_corpus(config)
 
 
 def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
     """Returns the phases to compile and the tokenizer, from the corpora if there are any."""
-    check_numbers(config)
-    if has_corpus(config):
-        phases = open_phases(config)
-        tokenizer = phases[0].train.tokenizer
-    else:
-        phases = compilation.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
-        tokenizer = compilation.released_tokenizer(config.model)
+    phases, tokenizer = compilation.plan_run(config, (LENGTH.value, LONG_LENGTH.value))
     return {"all": phases, "first": phases[:1], "last": phases[-1:]}[PHASES.value], tokenizer
 
 

@@ -25,7 +25,14 @@ from bert_jax.objectives import Objective, find_objective, learns_from_teacher
 from bert_jax.pods.chips import CHIPS, Chip, format_shape, parse_topology
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenizers.stored import Layout
-from bert_jax.training.phases import Phase, phase_configs, plan_phase
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.phases import (
+    Phase,
+    check_numbers,
+    open_phases,
+    phase_configs,
+    plan_phase,
+)
 from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.pretrain_teacher import abstract_frozen
@@ -111,6 +118,25 @@ def describe_device(chip: str) -> jax.Device:
 def smallest_slice(chip: Chip) -> str:
     """Returns the shape of the smallest slice that all versions of the compiler accept: a host."""
     return "2x2" if chip.dimensions == 2 else "2x2x1"
+
+
+def has_corpus(config: ConfigDict) -> bool:
+    """Returns whether any phase of a pre-training configuration names a corpus."""
+    return any(phase.corpus for phase in phase_configs(config).values())
+
+
+def plan_run(
+    config: ConfigDict, lengths: tuple[int | None, int | None] = (None, None)
+) -> tuple[list[Phase], Tokenizer | types.SimpleNamespace]:
+    """Returns the phases of a run and its tokenizer, from its corpora if it has any.
+
+    `lengths` are those of `planned_phases`. Raises ValueError for an invalid configuration.
+    """
+    check_numbers(config)
+    if has_corpus(config):
+        phases = open_phases(config)
+        return phases, phases[0].train.tokenizer
+    return planned_phases(config, lengths), released_tokenizer(config.model)
 
 
 def planned_phases(

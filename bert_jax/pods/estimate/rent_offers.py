@@ -1,0 +1,249 @@
+"""Compares what a pre-training run would take and cost on several slices, for tools/rent.py."""
+
+import datetime
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
+from bert_jax.pods.estimate.calibration import (
+    Calibration,
+    Range,
+    measured_range,
+    why_not_calibrated,
+)
+from bert_jax.pods.estimate.roofline import ERROR, Plan, Step, Work, device_peak, num_devices
+from bert_jax.pods.estimate.run_hours import Assumptions, RunHours, hours_of_run
+
+COLUMNS = (
+    "slice",
+    "fits, GiB",
+    "rows per device",
+    "remat",
+    "mesh",
+    "hours",
+    "price",
+    "in time",
+    "MFU",
+    "limited by",
+    "estimate",
+)
+EVALUATION_SHARE = 1 / 3  # Of the computation of an update: the forward pass.
+
+
+class Run(NamedTuple):
+    """What a configuration says of a run beside its steps, and what is assumed."""
+
+    eval_every: int
+    checkpoint_every: int
+    heldout_rows: int
+    assumptions: Assumptions
+
+
+class Offer(NamedTuple):
+    """A slice, and what the run takes there.
+
+    Attributes:
+      topology: the slice.
+      plan: how it runs; None if it cannot.
+      is_compiled: whether the compiler estimated the plan's steps, or the roofline.
+      hours: of the run, of which the typical one has parts.
+      parts: of the typical hours.
+      mfu: of a step, exposed communication included, typical.
+      limit: what takes the most time.
+      doubts: why the hours may be outside of their range.
+      problem: why it cannot run; "" if it can.
+    """
+
+    topology: str
+    plan: Plan | None = None
+    is_compiled: bool = False
+    hours: Range = Range(math.inf, math.inf, math.inf)
+    parts: RunHours | None = None
+    mfu: float = 0.0
+    limit: str = ""
+    doubts: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def make_offer(
+    topology: str,
+    works: Sequence[Work],
+    plan: Plan,
+    run: Run,
+    calibration: Calibration,
+    is_compiled: bool = False,
+) -> Offer:
+    """Returns what a run takes with a plan, whose steps are at the clock of `CHIPS`.
+
+    The range of hours is the calibration's and, without the compiler, also that of the roofline.
+    """
+    chip, devices = parse_topology(topology)[0], num_devices(topology)
+    num_chips = devices // CHIPS[chip].devices_per_chip
+    slack = 1 if is_compiled else 1 + ERROR
+    num_steps = sum(work.num_steps for work in works)
+    seconds, doubts, flops = [0.0, 0.0, 0.0], {}, 0.0
+    for work, rows, step in zip(works, plan.rows, plan.steps, strict=True):
+        low, typical, high = measured_range(calibration, step.computation, step.exposed)
+        for index, each in enumerate((low / slack, typical, high * slack)):
+            seconds[index] += work.num_steps * each
+        flops += work.num_steps * work.batch_size * work.flops
+        tokens = rows * work.length * CHIPS[chip].devices_per_chip
+        for doubt in why_not_calibrated(calibration, tokens, step.computation, step.exposed):
+            doubts[doubt] = None
+    last = works[-1]
+    share = EVALUATION_SHARE * run.heldout_rows / last.batch_size
+    low, typical, high = measured_range(calibration, share * plan.steps[-1].computation)
+    evaluations = low / slack, typical, high * slack
+    parts = [
+        hours_of_run(
+            step=total / num_steps,
+            num_steps=num_steps,
+            evaluation=evaluation,
+            num_evaluations=1 + (num_steps - 1) // run.eval_every if run.eval_every else 1,
+            checkpoint_every=run.checkpoint_every,
+            checkpoint_bytes=last.state_bytes,
+            num_hosts=max(num_chips // 4, 1),
+            assumptions=run.assumptions,
+        )
+        for total, evaluation in zip(seconds, evaluations, strict=True)
+    ]
+    return Offer(
+        topology=topology,
+        plan=plan,
+        is_compiled=is_compiled,
+        hours=Range(*(each.total for each in parts)),
+        parts=parts[1],
+        mfu=flops / (seconds[1] * device_peak(chip) * devices),
+        limit=what_limits(works, plan),
+        doubts=tuple(doubts),
+    )
+
+
+def what_limits(works: Sequence[Work], plan: Plan) -> str:
+    """Returns what takes the most time of all steps, with its share."""
+    totals = [
+        sum(work.num_steps * step[part] for work, step in zip(works, plan.steps, strict=True))
+        for part in range(4)
+    ]
+    names = ("products", "rest of the layers", "parameters in HBM", "links")
+    most = max(range(4), key=totals.__getitem__)
+    return f"{names[most]} {totals[most] / sum(totals):.0%}"
+
+
+def with_compiled_steps(plan: Plan, phases: Sequence[dict]) -> Plan:
+    """Returns a plan with the estimates of the compiler, from the report's figures of each phase.
+
+    What takes the time of computation stays in proportion.
+    """
+    steps = []
+    for step, phase in zip(plan.steps, phases, strict=True):
+        ratio = phase["step_seconds"] / step.computation
+        parts = (ratio * each for each in step[:3])
+        steps.append(Step(*parts, phase["exposed_seconds"], phase["hbm_bytes_per_device"]))
+    return plan._replace(steps=tuple(steps))
+
+
+def price_of(offer: Offer, per_chip_hour: float | None) -> Range | None:
+    """Returns the price of the slice for the hours of an offer; None if it has no price."""
+    if per_chip_hour is None or offer.plan is None:
+        return None
+    chip = CHIPS[parse_topology(offer.topology)[0]]
+    rate = per_chip_hour * num_devices(offer.topology) / chip.devices_per_chip
+    return Range(*(rate * each for each in offer.hours))
+
+
+def in_time(offer: Offer, deadline: float | None) -> str:
+    """Returns "yes", "perhaps" or "no": whether all, some or none of the hours are within."""
+    if offer.plan is None or not offer.plan.fits:
+        return ""
+    if deadline is None or offer.hours.high <= deadline:
+        return "yes"
+    return "perhaps" if offer.hours.low <= deadline else "no"
+
+
+def ranked(
+    offers: Sequence[Offer], per_chip_hour: dict[str, float], deadline: float | None
+) -> list[Offer]:
+    """Returns the offers, the best first.
+
+    Those that fit come first; of these, those whose typical hours are within the deadline, the
+    cheapest first. Without any prices, the fastest is first; one without a price is last.
+    """
+
+    def key(offer: Offer):
+        runs = offer.plan is not None and offer.plan.fits
+        is_late = deadline is not None and offer.hours.typical > deadline
+        price = price_of(offer, per_chip_hour.get(parse_topology(offer.topology)[0]))
+        cost = price.typical if price else math.inf
+        return (not runs, is_late, cost, offer.hours.typical)
+
+    return sorted(offers, key=key)
+
+
+def parse_deadline(text: str, now: datetime.datetime) -> float:
+    """Returns the hours until a deadline: "36h", "3d", "2026-12-24" or "2026-12-24T18:00".
+
+    A day is over at its end. Raises ValueError for other text, or a time that has passed.
+    """
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([hd])", text):
+        hours = float(match[1]) * (24 if match[2] == "d" else 1)
+    else:
+        try:
+            end = datetime.datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(
+                f"--deadline={text}: expected hours or days from now, such as 36h or 3d, or a "
+                "time, such as 2026-12-24 or 2026-12-24T18:00"
+            ) from None
+        if len(text) == len("2026-12-24"):
+            end += datetime.timedelta(days=1)
+        end = end if end.tzinfo else end.replace(tzinfo=now.tzinfo)
+        hours = (end - now).total_seconds() / 3600
+    if hours <= 0:
+        raise ValueError(f"--deadline={text} is over: expected a time from now on")
+    return hours
+
+
+def format_range(values: Range, digits: int) -> str:
+    """Returns "4.1 (2.1-8.2)": what is typical, and from the lowest to the highest."""
+    low, typical, high = (f"{each:,.{digits}f}" for each in values)
+    return f"{typical} ({low}-{high})"
+
+
+def table_row(offer: Offer, per_chip_hour: float | None, deadline: float | None) -> list[str]:
+    """Returns the cells of `COLUMNS` of an offer."""
+    if offer.plan is None:
+        return [both_names(offer.topology), "no: " + offer.problem, *[""] * (len(COLUMNS) - 2)]
+    layout, devices = offer.plan.layout, num_devices(offer.topology)
+    used = max(step.hbm_bytes for step in offer.plan.steps) / GIB
+    usable = CHIPS[parse_topology(offer.topology)[0]].usable_hbm_bytes / GIB
+    mesh = f"{devices // layout.fsdp}x{layout.fsdp}x1"
+    price = price_of(offer, per_chip_hour)
+    return [
+        both_names(offer.topology),
+        f"{'' if offer.plan.fits else 'no: '}{used:.1f} of {usable:.0f}",
+        ", ".join(map(str, dict.fromkeys(offer.plan.rows))),
+        layout.remat,
+        mesh + (", sharded" if layout.sharded else ""),
+        format_range(offer.hours, 1) + (" ?" if offer.doubts else ""),
+        format_range(price, 0) if price else "",
+        in_time(offer, deadline) if deadline is not None else "",
+        f"{offer.mfu:.0%}",
+        offer.limit,
+        "compiled" if offer.is_compiled else "roofline",
+    ]
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns aligned columns, which are also a table in Markdown; empty columns are left out."""
+    kept = [n for n in range(len(COLUMNS)) if any(row[n] for row in rows)]
+    table = [[row[n] for n in kept] for row in (COLUMNS, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
+        for row in table
+    ]
+    lines.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|")
+    return "\n".join(lines)

@@ -1,0 +1,136 @@
+"""What a run takes on slices: hours, prices, ranking, and the table."""
+
+import dataclasses
+import datetime
+
+import pytest
+
+from bert_jax.pods.estimate import rent_offers
+from bert_jax.pods.estimate.calibration import Calibration, Range
+from bert_jax.pods.estimate.rent_offers import Offer, Run, make_offer, price_of, ranked
+from bert_jax.pods.estimate.roofline import ERROR, Layout, Plan, Step, Work, device_peak
+from bert_jax.pods.estimate.run_hours import Assumptions
+
+NOW = datetime.datetime(2026, 11, 30, 12, tzinfo=datetime.UTC)
+WORK = Work("", 256, 36_000, 512, 1e11, 10**6, 10**6, 10**8, 12 * 10**8)
+STEP = Step(0.2, 0.1, 0.1, 0.05, 2**30)
+PLAN = Plan(Layout(1, "none", True), (32,), (STEP,), True)
+RUN = Run(10_000, 5_000, 0, Assumptions(startup_minutes=60, compile_minutes=0))
+TWICE = Calibration("v5e", 2.0, 1.5, 3.0, 4, "four measurements")
+
+
+def offer(topology="v5e:2x4", hours=(1.0, 2.0, 4.0), fits=True, **fields) -> Offer:
+    return Offer(topology, PLAN._replace(fits=fits), hours=Range(*hours), **fields)
+
+
+def test_hours_are_a_range_of_calibrated_computation_and_communication():
+    compiled = make_offer("v5e:2x4", [WORK], PLAN, RUN, TWICE, is_compiled=True)
+    copies = 8 * 1.2 / 2 / 3600  # A second for 1.2 GB over two hosts, each of eight times.
+    for hours, factor in zip(compiled.hours, (1.5, 2.0, 3.0), strict=True):
+        assert hours == pytest.approx(10 * (0.4 * factor + 0.05) + 1 + copies)
+    assert compiled.limit == "products 44%"
+    flops = 256 * 1e11 / (0.85 * device_peak("v5e") * 8)
+    assert compiled.mfu == pytest.approx(flops)
+    roofline = make_offer("v5e:2x4", [WORK], PLAN, RUN, TWICE)
+    steps = [each - 1 - copies for each in roofline.hours]
+    assert steps[0] == pytest.approx(10 * (0.4 * 1.5 + 0.05) / (1 + ERROR))
+    assert steps[2] == pytest.approx(10 * (0.4 * 3 + 0.05) * (1 + ERROR))
+
+
+def test_evaluations_take_a_third_of_the_computation_of_their_rows():
+    run = RUN._replace(heldout_rows=2560)
+    # After 10,000, 20,000 and 30,000 steps, and at the end.
+    without, with_them = (
+        make_offer("v5e:2x4", [WORK], PLAN, each, TWICE, True).hours.typical for each in (RUN, run)
+    )
+    assert with_them - without == pytest.approx(4 * 10 * (2 * 0.4) / 3 / 3600)
+
+
+def test_phases_add_up_and_the_worst_doubts_are_said_once():
+    long = dataclasses.replace(WORK, name="long_phase", length=4)
+    plan = PLAN._replace(rows=(32, 32), steps=(STEP, STEP._replace(exposed=0.0)))
+    found = make_offer("v5e:2x4", [WORK, long], plan, RUN, TWICE, True)
+    assert found.parts.steps == pytest.approx(10 * (0.85 + 0.8))
+    assert len(found.doubts) == 2 and "128 tokens" in found.doubts[1]
+
+
+def test_compiled_steps_replace_those_of_the_roofline_in_proportion():
+    phase = {"step_seconds": 0.8, "exposed_seconds": 0.3, "hbm_bytes_per_device": 5}
+    (step,) = rent_offers.with_compiled_steps(PLAN, [phase]).steps
+    assert step == pytest.approx((0.4, 0.2, 0.2, 0.3, 5))
+
+
+def test_price_is_that_of_all_chips_not_devices():
+    assert price_of(offer("v5e:2x4"), 1.5) == (12.0, 24.0, 48.0)
+    assert price_of(offer("tpu7x:2x2x1"), 1.5) == (6.0, 12.0, 24.0)
+    assert price_of(offer(), None) is None and price_of(Offer("v5e:2x4"), 1.5) is None
+
+
+def test_cheapest_in_time_is_first_and_what_does_not_run_last():
+    offers = [
+        Offer("v4:8x8x8", problem="batch"),
+        offer("v6e:2x4", (1, 2, 4)),
+        offer("v5e:2x2", (9, 10, 20), fits=False),
+        offer("v5e:2x4", (3, 4, 8)),
+        offer("v5e:1x1", (20, 30, 60)),
+        offer("v5p:2x2x1", (1, 1, 1)),
+    ]
+    prices = {"v5e": 1.0, "v6e": 3.0}
+
+    def order(prices, deadline):
+        return [each.topology for each in ranked(offers, prices, deadline)]
+
+    last = ["v4:8x8x8", "v5e:2x2"]
+    assert sorted(order(prices, None)[4:]) == last
+    assert order(prices, None)[:4] == ["v5e:1x1", "v5e:2x4", "v6e:2x4", "v5p:2x2x1"]
+    assert order(prices, 10)[:4] == ["v5e:2x4", "v6e:2x4", "v5p:2x2x1", "v5e:1x1"]
+    assert order({}, None)[:4] == ["v5p:2x2x1", "v6e:2x4", "v5e:2x4", "v5e:1x1"]
+
+
+@pytest.mark.parametrize(("deadline", "answer"), [(0.5, "no"), (1, "perhaps"), (4, "yes")])
+def test_in_time_says_whether_all_some_or_no_hours_are_within(deadline, answer):
+    assert rent_offers.in_time(offer(), deadline) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("36h", 36),
+        ("1.5h", 1.5),
+        ("3d", 72),
+        ("2026-11-30", 12),
+        ("2026-12-01T00:30", 12.5),
+        ("2026-12-01T00:30+02:00", 10.5),
+    ],
+)
+def test_deadline_is_hours_from_now(text, hours):
+    assert rent_offers.parse_deadline(text, NOW) == pytest.approx(hours)
+
+
+@pytest.mark.parametrize("text", ["", "36", "h", "-3h", "0h", "soon", "2026-11-29", "2026-13-01"])
+def test_wrong_or_past_deadline_is_refused(text):
+    with pytest.raises(ValueError, match=f"--deadline={text}"):
+        rent_offers.parse_deadline(text, NOW)
+
+
+def test_table_has_both_names_ranges_and_why_a_slice_is_out():
+    rows = [
+        rent_offers.table_row(offer(limit="links 60%", doubts=("few rows",)), 1.5, 48),
+        rent_offers.table_row(offer(fits=False), 1.5, 48),
+        rent_offers.table_row(Offer("v4:8x8x8", problem="too many devices"), None, 48),
+    ]
+    lines = rent_offers.format_table(rows).splitlines()
+    assert len(lines) == 5 and len({len(line) for line in lines}) == 1
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    fits, does_not, batch = (dict(zip(cells[0], row, strict=True)) for row in cells[2:])
+    assert fits["slice"] == "v5e:2x4 (v5litepod-8)" and fits["fits, GiB"] == "1.0 of 16"
+    assert fits["hours"] == "2.0 (1.0-4.0) ?" and fits["price"] == "24 (12-48)"
+    assert fits["mesh"] == "8x1x1, sharded" and fits["in time"] == "yes"
+    assert fits["limited by"] == "links 60%" and fits["estimate"] == "roofline"
+    assert does_not["fits, GiB"].startswith("no: ") and does_not["in time"] == ""
+    assert batch["fits, GiB"] == "no: too many devices" and batch["hours"] == ""
+
+
+def test_columns_without_content_are_left_out():
+    (head, *_) = rent_offers.format_table([rent_offers.table_row(offer(), None, None)]).splitlines()
+    assert "price" not in head and "in time" not in head

@@ -1,0 +1,287 @@
+"""Compares TPU slices for a pre-training run: whether it fits, its hours, and its price.
+
+A roofline ranks the slices in seconds, without a TPU and without its compiler; the TPU compiler
+(`libtpu`, installed by `pip install 'jax[tpu]'`) then compiles the steps for the best few.
+
+python tools/rent.py --config=configs/pretrain/bert_base.py --chips=v4-32,v5e-8,v6e-8 \
+    --prices=configs/tpu_prices.toml --deadline=3d
+python tools/rent.py --config=configs/pretrain/bert_large.py --chips=v5e-64,v6e-32 --compile=0 \
+    --prices=my_prices.toml --spot --preemptions_per_day=2
+
+docs/tpu.md says what the columns mean, and what is assumed.
+"""
+
+import datetime
+import importlib.util
+import sys
+import time
+
+import jax
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from bert_jax.pods.chips import both_names, parse_topology, shape_name
+from bert_jax.pods.estimate import compilation, pod_report, rent_offers, roofline, run_hours
+from bert_jax.pods.estimate.calibration import Calibration, calibration_of
+from bert_jax.pods.estimate.prices import KINDS, Prices, describe_prices, read_prices
+from bert_jax.pods.estimate.rent_offers import Offer, Run
+from bert_jax.pods.estimate.roofline import Plan, Work
+from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
+from bert_jax.sweeps.settings import known_fields
+from bert_jax.training.phases import Phase
+
+CONFIG = define_config("Configuration of a pre-training run.", known_fields)
+SLICES = flags.DEFINE_list(
+    "chips", None, "Slices to compare, by either name: v4-32, v5e-8 or v4:2x2x4.", required=True
+)
+PRICES = flags.DEFINE_string(
+    "prices", None, "File with the prices of chips, like configs/tpu_prices.toml, which you edit."
+)
+SPOT = flags.DEFINE_bool("spot", False, "Rent spot capacity, at its prices; it is preempted.")
+PREEMPTIONS = flags.DEFINE_float(
+    "preemptions_per_day", 1.0, "Assumed with --spot, of the whole slice, in the mean.", 0.001
+)
+DEADLINE = flags.DEFINE_string(
+    "deadline", None, "When the run must end: 36h or 3d from now, or 2026-12-24T18:00."
+)
+COMPILE = flags.DEFINE_integer("compile", 3, "Number of best slices to compile for.", 0)
+STARTUP = flags.DEFINE_float(
+    "startup_minutes", 8.0, "Assumed, from a slice's creation to the start of the program.", 0
+)
+COMPILE_MINUTES = flags.DEFINE_float(
+    "compile_minutes", 2.0, "Assumed, from the start of the program to the first step.", 0
+)
+HELDOUT_ROWS = flags.DEFINE_integer(
+    "heldout_rows",
+    None,
+    "Rows of an evaluation. Default: as the configuration and its corpus say, or 10,000.",
+    0,
+)
+CALIBRATION = flags.DEFINE_list(
+    "calibration",
+    [],
+    "Files of tools/calibrate.py, as CHIP=FILE. Default: what others published of each chip.",
+)
+LENGTH = flags.DEFINE_integer(
+    "max_seq_length", None, "Row length of the first phase, if no corpus is given."
+)
+LONG_LENGTH = flags.DEFINE_integer(
+    "long_max_seq_length", None, "Row length of later phases, if no corpus is given."
+)
+MAX_TRIES = 3  # Plans of a slice to compile until one fits.
+
+
+def check_flags() -> None:
+    """Raises ValueError for flags that contradict each other."""
+    config = CONFIG.value
+    if config is None:
+        raise ValueError("expected --config=FILE")
+    if config.get("program") != "pretrain":
+        raise ValueError(
+            "expected the configuration of a pre-training run: see tools/tpu_report.py"
+        )
+    if flags.FLAGS["preemptions_per_day"].present and not SPOT.value:
+        raise ValueError("--preemptions_per_day has no effect without --spot: add it")
+    for slice_name in SLICES.value:
+        if parse_topology(slice_name)[2] > 1:
+            raise ValueError(
+                f"--chips={slice_name}: nothing estimates the time of the network between slices: "
+                "compare single slices"
+            )
+
+
+def heldout_rows(config: ConfigDict, phase: Phase) -> int:
+    """Returns the rows of an evaluation: given, of the corpus, at most as configured, or 10,000."""
+    if HELDOUT_ROWS.value is not None:
+        return HELDOUT_ROWS.value
+    most = config.max_eval_batches * config.eval_batch_size
+    if phase.heldout is None:
+        return most or 10_000
+    return sum(min(rows.num_rows, most or rows.num_rows) for rows in phase.heldout.values())
+
+
+def read_calibrations(topologies: list[str]) -> dict[str, Calibration]:
+    """Returns the calibration of each chip."""
+    chips = dict.fromkeys(parse_topology(each)[0] for each in topologies)
+    files = dict(each.partition("=")[::2] for each in CALIBRATION.value)
+    for chip, file in files.items():
+        if chip not in chips or not file:
+            expected = f"expected CHIP=FILE, CHIP one of {', '.join(chips)}"
+            raise ValueError(f"--calibration={chip}={file}: {expected}")
+    return {chip: calibration_of(chip, files.get(chip)) for chip in chips}
+
+
+def best_plans(works: list[Work], topology: str) -> list[Plan]:
+    """Returns the plans for a slice, the best first: those that fit by time, others by memory."""
+
+    def key(plan: Plan):
+        seconds = sum(
+            work.num_steps * step.seconds for work, step in zip(works, plan.steps, strict=True)
+        )
+        memory = max(step.hbm_bytes for step in plan.steps)
+        return (not plan.fits, seconds if plan.fits else memory)
+
+    return sorted(roofline.possible_plans(works, topology), key=key)
+
+
+def compile_offer(
+    config: ConfigDict, phases: list[Phase], tokenizer, works: list[Work], topology: str, offer_of
+) -> Offer:
+    """Compiles the steps of the best plan for a slice that fits, and prints each try.
+
+    `offer_of` returns the offer of (topology, plan, whether it is compiled).
+    """
+    tried = []
+    for plan in best_plans(works, topology):
+        # After a step that does not fit, only those that need less memory.
+        memory = max(step.hbm_bytes for step in plan.steps)
+        if len(tried) == MAX_TRIES or any(memory >= other for other in tried):
+            continue
+        changes = roofline.plan_changes(config, works, plan, topology)
+        print(f"compiling {both_names(topology)} {format_flags(changes)}", flush=True)
+        changed = pod_report.with_changes(config, changes)
+        report = pod_report.report(changed, topology, phases, tokenizer)
+        seconds = f"({report['compile_seconds']:.0f} s)"
+        if report["fits"]:
+            plan = rent_offers.with_compiled_steps(plan._replace(fits=True), report["phases"])
+            offer = offer_of(topology, plan, True)
+            hours = rent_offers.format_range(offer.hours, 1)
+            print(f"  fits: {hours} hours {seconds}", flush=True)
+            return offer
+        print(f"  does not fit {seconds}", flush=True)
+        tried.append(memory)
+    return Offer(topology, problem="no step that was compiled fits")
+
+
+def format_flags(changes: dict) -> str:
+    return " ".join(f"--config.{field}={value}" for field, value in changes.items())
+
+
+def run() -> bool:
+    """Prints the tables. Returns whether the run fits a slice and, if given, the deadline."""
+    started = time.monotonic()
+    check_flags()
+    config = CONFIG.value
+    topologies = list(dict.fromkeys(shape_name(each) for each in SLICES.value))
+    now = datetime.datetime.now().astimezone()
+    deadline = rent_offers.parse_deadline(DEADLINE.value, now) if DEADLINE.value else None
+    prices = read_prices(PRICES.value) if PRICES.value else Prices(now.date(), "", {})
+    per_chip_hour = prices.per_chip_hour.get(KINDS[SPOT.value], {})
+    calibrations = read_calibrations(topologies)
+
+    phases, tokenizer = compilation.plan_run(config, (LENGTH.value, LONG_LENGTH.value))
+    works = roofline.describe_work(config, phases, tokenizer)
+    assumptions = run_hours.Assumptions(
+        startup_minutes=STARTUP.value,
+        compile_minutes=COMPILE_MINUTES.value,
+        preemptions_per_day=PREEMPTIONS.value if SPOT.value else 0.0,
+    )
+    settings = Run(
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        heldout_rows=heldout_rows(config, phases[-1]),
+        assumptions=assumptions,
+    )
+
+    def offer_of(topology: str, plan: Plan, is_compiled: bool = False) -> Offer:
+        calibration = calibrations[parse_topology(topology)[0]]
+        return rent_offers.make_offer(topology, works, plan, settings, calibration, is_compiled)
+
+    def show(offers: list[Offer]) -> None:
+        rows = [
+            rent_offers.table_row(
+                each, per_chip_hour.get(parse_topology(each.topology)[0]), deadline
+            )
+            for each in offers
+        ]
+        print(rent_offers.format_table(rows), flush=True)
+
+    offers = []
+    for topology in topologies:
+        if plans := best_plans(works, topology):
+            offers.append(offer_of(topology, plans[0]))
+        else:
+            sizes = " and ".join(str(each) for each in {work.batch_size: 0 for work in works})
+            devices = roofline.num_devices(topology)
+            problem = f"batches of {sizes} rows do not divide over {devices} devices"
+            offers.append(Offer(topology, problem=problem))
+    offers = rent_offers.ranked(offers, per_chip_hour, deadline)
+    show(offers)
+    print(f"By roofline, in {time.monotonic() - started:.0f} s.", flush=True)
+
+    best = [each.topology for each in offers if each.plan and each.plan.fits][: COMPILE.value]
+    if best and importlib.util.find_spec("libtpu") is None:
+        print("Nothing is compiled: the TPU compiler is missing. pip install 'jax[tpu]'")
+        best = []
+    if best:
+        print()
+        others = [each for each in offers if each.topology not in best]
+        run_of = config, phases, tokenizer, works
+        compiled = [compile_offer(*run_of, topology, offer_of) for topology in best]
+        offers = rent_offers.ranked([*compiled, *others], per_chip_hour, deadline)
+        print()
+        show(offers)
+
+    print(f"\n{describe_assumptions(settings, calibrations, offers)}")
+    if PRICES.value:
+        print(describe_prices(prices, PRICES.value, now.date()))
+    first = offers[0]
+    if first.plan is None or not first.plan.fits:
+        print("\nThe run fits none of these slices.")
+        return False
+    changes = roofline.plan_changes(config, works, first.plan, first.topology)
+    if first.parts.checkpoint_every != config.checkpoint_every:
+        changes["checkpoint_every"] = first.parts.checkpoint_every
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    print(f"\nBest: {both_names(first.topology)}, with --config={file} {format_flags(changes)}")
+    print(describe_parts(first.parts))
+    return deadline is None or first.hours.typical <= deadline
+
+
+def describe_parts(parts: run_hours.RunHours) -> str:
+    """Returns what the typical hours consist of."""
+    names = ("steps", "evaluation", "checkpoints", "start-up and compilation", "preemptions")
+    hours = zip(names, parts, strict=False)
+    return "Hours: " + ", ".join(f"{name} {each:.2f}" for name, each in hours if each)
+
+
+def describe_assumptions(
+    settings: Run, calibrations: dict[str, Calibration], offers: list[Offer]
+) -> str:
+    """Returns what the hours rest on."""
+    assumed = settings.assumptions
+    lines = [
+        f"Hours include {assumed.startup_minutes:g} minutes of start-up and "
+        f"{assumed.compile_minutes:g} of compilation, evaluations of {settings.heldout_rows:,} "
+        f"rows, and checkpoints; waiting for capacity is not in them."
+    ]
+    if assumed.preemptions_per_day:
+        lines.append(
+            f"Spot: {assumed.preemptions_per_day:g} preemptions per day are assumed, and the best "
+            "checkpoint_every for them."
+        )
+    for chip, each in calibrations.items():
+        lines.append(
+            f"{chip}: times are {each.factor:.2f} ({each.low:.2f}-{each.high:.2f}) times the "
+            f"compiler's; {each.source}."
+        )
+    for each in offers:
+        if each.doubts:
+            lines.append(f"? {each.topology}: {'; '.join(each.doubts)}.")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    try:
+        fits = run()
+    except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
+        sys.exit(f"rent: {' '.join(describe_error(error).split())}")
+    sys.exit(0 if fits else 1)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
