@@ -9,8 +9,8 @@ cluster is kubectl's current one. v6e:4x4:2 means two slices. The actions:
 
 launch    copy the last commit to --bucket, create the job (a JobSet), and follow it; with --print,
           only print the JobSet, and the commands that copy the commit and create the job
-follow    show the log of process 0 until the job ends; Ctrl-C leaves the job running
-status    show the state of the job and of its pods
+follow    show the log of process 0, and the end of any other, until the job ends; Ctrl-C leaves it
+status    show the state of the job and of its pods, and its cost so far
 delete    delete the job, which ends it
 
 docs/cloud_tpu.md explains each step. Not yet run on a real cloud: watch the first launch.
@@ -25,6 +25,7 @@ import sys
 from absl import app, flags
 
 from bert_jax.pods.chips import CHIPS
+from bert_jax.pods.launch import budget
 from bert_jax.pods.launch.gke import JOB_IS_KEPT, GkeJob, archive_address
 from bert_jax.pods.launch.job import (
     LaunchError,
@@ -69,6 +70,7 @@ GRACE_SECONDS = flags.DEFINE_integer(
 )
 BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs in every pod.")
 IMAGE = flags.DEFINE_string("image", "python:3.11", "Container image with Python 3.11 or newer.")
+budget.define_flags()
 MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Maximum number of restarts.", 0)
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between polls of the job.", 0)
 PRINT = flags.DEFINE_bool(
@@ -85,9 +87,10 @@ def read_settings() -> Job:
     if QUEUE_PRIORITY.value and not QUEUE.value:
         raise LaunchError("--queue_priority needs --queue, the local queue of Kueue")
     grace_seconds = GRACE_SECONDS.value
+    topology = parse_topology(TOPOLOGY.value or "")
     return Job(
         name=NAME.value,
-        topology=parse_topology(TOPOLOGY.value or ""),
+        topology=topology,
         placement_policy=POLICY.value,
         capacity="" if RESERVATION.value else capacity,
         reservation=RESERVATION.value,
@@ -98,6 +101,7 @@ def read_settings() -> Job:
         bucket=BUCKET.value,
         image=IMAGE.value,
         program=PROGRAM.value,
+        budget=budget.read_budget(topology.num_chips),
         max_restarts=MAX_RESTARTS.value,
     )
 
@@ -130,6 +134,8 @@ def run(action: str, arguments: list[str]) -> str | None:
         return gke_job.launch(ROOT, settings, arguments)
     if not exists:
         raise LaunchError(f"there is no job {NAME.value}")
+    if action == "status":
+        return gke_job.status(flags.FLAGS.price_per_chip_hour)
     return getattr(gke_job, action)()
 
 
@@ -154,7 +160,8 @@ def main(argv: list[str]) -> None:
         sys.exit(INTERRUPTED)
     if result:
         print_status(f"the job {NAME.value} {describe_result(result)}")
-        sys.exit({"finished": 0, "preempted": PREEMPTED}.get(result, 1))
+        codes = {"finished": 0, "preempted": PREEMPTED, "stopped": budget.LIMIT_REACHED}
+        sys.exit(codes.get(result, 1))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ launch    create, copy, run and follow; repeat after a preemption; delete the sl
 create    request the slice (a queued resource) and wait until it is active
 copy      copy the last commit to every host, install it, and mount --bucket at /gcs
 run       start the job in the background on every host, and follow it
-follow    show the log of worker 0 until the job ends; Ctrl-C leaves the job running
-status    show the state of the slice and of the job on every host
+follow    show the log of worker 0, and the end of any other, until the job ends; Ctrl-C leaves it
+status    show the state of the slice, its cost so far, and the state of the job on every host
 delete    delete the slice, which stops billing
 
 docs/cloud_tpu.md explains each step. Not yet run on a real cloud: watch the first launch.
@@ -25,6 +25,7 @@ import sys
 
 from absl import app, flags
 
+from bert_jax.pods.launch import budget
 from bert_jax.pods.launch.cloud_tpu import RESOURCE_IS_KEPT, Slice, slice_size
 from bert_jax.pods.launch.job import (
     LaunchError,
@@ -69,6 +70,7 @@ SERVICE_ACCOUNT = flags.DEFINE_string(
     "service_account", "", "Email of the hosts' service account; default: the project's."
 )
 BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs on every host.")
+budget.define_flags()
 MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 20, "Maximum number of restarts by `launch`.", 0
 )
@@ -80,7 +82,7 @@ POLL_SECONDS = flags.DEFINE_float(
 
 def read_slice() -> Slice:
     """Returns the slice and the job that the flags describe. Raises LaunchError."""
-    slice_size(TYPE.value)  # Raises for a missing or unknown type.
+    _, num_chips, _ = slice_size(TYPE.value)  # Raises for a missing or unknown type.
     return Slice(
         root=pathlib.Path(__file__).resolve().parents[1],
         name=NAME.value,
@@ -97,6 +99,7 @@ def read_slice() -> Slice:
         service_account=SERVICE_ACCOUNT.value,
         bucket=BUCKET.value,
         program=PROGRAM.value,
+        budget=budget.read_budget(num_chips),
         max_restarts=MAX_RESTARTS.value,
         delete_when_done=DELETE.value,
         poll_seconds=POLL_SECONDS.value,
@@ -126,7 +129,8 @@ def main(argv: list[str]) -> None:
         sys.exit(INTERRUPTED)
     if isinstance(result, str):
         print_status(f"the job on {NAME.value} {describe_result(result)}")
-        sys.exit({"finished": 0, "preempted": PREEMPTED}.get(result, 1))
+        codes = {"finished": 0, "preempted": PREEMPTED, "stopped": budget.LIMIT_REACHED}
+        sys.exit(codes.get(result, 1))
 
 
 if __name__ == "__main__":

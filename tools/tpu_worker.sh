@@ -1,7 +1,10 @@
 #!/bin/bash
 # Runs on each host of a TPU slice for tools/launch_tpu.py, which has unpacked the code:
 #
-# tpu_worker.sh install BUCKET | start MODULE ARGUMENT... | follow | status
+# tpu_worker.sh install BUCKET | start MODULE ARGUMENT... | follow | watch | status
+#
+# `start` stops the job after LIMIT_SECONDS, if that is set: by SIGTERM, at which it saves, and
+# SAVE_SECONDS later by SIGKILL.
 #
 # ~/launch holds the code, its environment, and the job's log, process id (pid) and exit_code.
 
@@ -42,7 +45,11 @@ start() {
   fi
   rm -f exit_code
   # A session of its own survives the end of the connection.
-  nohup setsid bash -c '(cd code && exec ../venv/bin/python -m "$@")
+  nohup setsid bash -c 'limit=
+    if test "$LIMIT_SECONDS"; then
+      limit="timeout --foreground --kill-after=$SAVE_SECONDS $LIMIT_SECONDS"
+    fi
+    (cd code && exec $limit ../venv/bin/python -m "$@")
     code=$?
     # JAX aborts a process that has lost another one: that counts as preempted, too.
     lost="distributed service detected fatal errors"
@@ -56,12 +63,19 @@ follow() {
   if is_running; then tail --lines=200 --follow --pid="$(cat pid)" log; fi
 }
 
-status() { # Prints the exit code, or running; a job that died without an exit code was preempted.
+watch() { # Waits for the end of the job, and prints its exit code unless it finished.
+  is_running || return 0
+  tail --follow --pid="$(cat pid)" /dev/null
+  code=$(cat exit_code 2>/dev/null || echo none)
+  test "$code" = 0 || echo "$(hostname): the job ended (exit code $code): $(tail --lines=1 log)"
+}
+
+status() { # Prints the exit code, 124 at the limit, or running; without a code it was preempted.
   state=none
   if test -e pid; then is_running && state=running || state=75; fi
   if test -s exit_code; then state=$(cat exit_code); fi
   echo "$(hostname) $state"
-  case $state in none | running | 0 | 75) ;; *) tail --lines=40 log ;; esac
+  case $state in none | running | 0 | 75 | 124) ;; *) tail --lines=40 log ;; esac
 }
 
 "$@"

@@ -27,7 +27,7 @@ def commands_of_page(program: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "count"), [("launch_tpu", 4), ("launch_gke", 3)])
+@pytest.mark.parametrize(("program", "count"), [("launch_tpu", 5), ("launch_gke", 3)])
 def test_documented_commands_pass_all_checks(program, count, tmp_path, monkeypatch):
     for name in ("gcloud", "kubectl"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{ANSWER}' >&2\nexit 1\n")

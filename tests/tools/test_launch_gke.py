@@ -15,6 +15,7 @@ import sys
 
 import pytest
 
+from bert_jax.pods.launch.budget import LIMIT_REACHED
 from bert_jax.pods.launch.gke import GkeJob
 from bert_jax.pods.launch.job import LaunchError, run_gcloud
 from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
@@ -26,9 +27,16 @@ from tests.helpers import commands
 # word; `answer` is the error of all. After a command in `lost` was performed, the connection is
 # lost, for a number of queries. `gcloud` is the error of that program.
 FAKE_KUBECTL = """
-import json, os, signal, subprocess, sys
+import json, os, signal, subprocess, sys, time
 cloud, words = os.environ["FAKE_CLOUD"], sys.argv[1:]
 with open(f"{cloud}/calls", "a") as calls: print(words, file=calls)
+if words[1] == "pods" and any("exitCode" in word for word in words):
+    exits = open(f"{cloud}/exits", "a+")
+    exits.seek(0)
+    while text := exits.read() or "--watch" in words and os.getppid() > 1:
+        if text is not True: print(text, end="", flush=True)
+        time.sleep(0.01)
+    sys.exit()
 with open(f"{cloud}/plan") as file: plan = eval(file.read())
 def save():
     with open(f"{cloud}/plan", "w") as file: print(plan, file=file)
@@ -41,6 +49,7 @@ for word, count in plan["errors"].items():
 jobset = plan["jobset"]
 if words[0] == "apply":
     plan |= {"jobset": json.load(sys.stdin), "status": {"restarts": 0}}
+    plan["jobset"]["metadata"]["uid"] = "1234"
 elif words[1] == "pods" or (words[0] == "logs" and not jobset):
     print("NAME-OF-POD  Running")
 elif not jobset:
@@ -63,11 +72,15 @@ elif plan["attempts"] and "terminalState" not in plan["status"]:
         os.makedirs(home, exist_ok=True)
         environment = os.environ | {"HOSTNAME": f"host{index}", "JOB": str(each), "HOME": home}
         environment["PATH"] = f"{cloud}/pod_bin:{os.environ['PATH']}"
+        environment |= {"MEGASCALE_SLICE_ID": "0", "JOB_COMPLETION_INDEX": str(index)}
+        environment["JOBSET_UID"] = jobset["metadata"]["uid"]
         command = [word.replace("/gcs/", f"{cloud}/bucket/", 2) for word in container["command"]]
         command = [word.replace("tar -xf /gcs/", f"tar -xf {cloud}/bucket/") for word in command]
         with open(f"{home}/log", "w") as log:
             streams = {"stdout": log, "stderr": log}
             codes.append(subprocess.run(command, cwd=home, env=environment, **streams).returncode)
+        with open(f"{cloud}/exits", "a") as file:
+            print(f"tiny-slice-0-{index}-{len(plan['attempts'])}", codes[-1], file=file)
     log = open(f"{cloud}/hosts/0/log").read()
     if attempt in ("deleted", "unreachable", "wait"):
         if attempt == "deleted": plan["jobset"] = None
@@ -101,7 +114,8 @@ cloud = os.environ["FAKE_CLOUD"]
 with open(f"{cloud}/calls", "a") as calls: print(sys.argv[1:], file=calls)
 with open(f"{cloud}/plan") as file: plan = eval(file.read())
 if plan["gcloud"]: sys.exit(plan["gcloud"])
-path = sys.argv[4].replace("gs://data/", f"{cloud}/bucket/")
+path = sys.argv[-1].replace("gs://data/", f"{cloud}/bucket/")
+if sys.argv[2] == "cat": sys.exit(print(open(path).read()))
 os.makedirs(os.path.dirname(path), exist_ok=True)
 shutil.copy(sys.argv[3], path)
 """
@@ -144,8 +158,9 @@ class Cloud:
         for name, text in (("bin/kubectl", FAKE_KUBECTL), ("bin/gcloud", FAKE_GCLOUD)):
             self.program(name, text)
         self.program("pod_bin/python", FAKE_PYTHON)
-        for name in ("mountpoint", "sleep"):  # The bucket is mounted, and nobody waits.
-            self.program(f"pod_bin/{name}", "")
+        # The bucket is mounted, nobody waits, and nobody records the time.
+        self.program("pod_bin/mountpoint", "")
+        self.program("pod_bin/sleep", "import sys; sys.exit(sys.argv[1] == '60')")
         self.plan()
         self.environment = os.environ | {
             "FAKE_CLOUD": str(path),
@@ -237,6 +252,9 @@ def test_preempted_pods_are_restarted_by_the_cluster(cloud):
     assert result.returncode == 0, result.stderr
     assert cloud.steps() == ["storage", "apply", *["logs"] * 4]
     assert [f"restart {n}: waiting for" in result.stderr for n in (1, 2, 3, 4)] == [True] * 3 + [0]
+    for pod, code in {"0-3": 75, "1-3": 75, "1-2": 139, "0-1": 137, "1-1": 134}.items():
+        assert f"pod tiny-slice-0-{pod} ended with exit code {code}" in result.stderr
+    assert result.stderr.count("ended with exit code") == 5
     runs = [words for words in cloud.python_arguments(1) if words[1] == "bert_jax.pretrain"]
     assert len(runs) == 4 and all(run == runs[0] for run in runs)
 
@@ -254,9 +272,20 @@ def test_failed_job_shows_the_logs_of_its_pods_and_is_not_restarted(cloud):
     result = cloud.run("launch")
     assert result.returncode == 1 and cloud.steps() == ["storage", "apply", "logs", "logs"]
     assert "[pod/1] the job of host1 began" in result.stdout
+    assert result.stderr.count("pod tiny-slice-0-1-1 ended with exit code 1\n") == 1
     assert result.stderr.endswith("the job tiny failed\n")
     result = cloud.run("launch")
     assert result.returncode == 1 and "tiny failed: `delete` it" in result.stderr
+
+
+def test_job_that_has_spent_its_budget_is_stopped_by_its_cluster(cloud):
+    cloud.plan(0)
+    (cloud.path / "bucket/launch").mkdir(parents=True)
+    (cloud.path / "bucket/launch/1234.seconds").write_text("22500\n")
+    result = cloud.run("launch", price_per_chip_hour=2, max_price=100)
+    assert result.returncode == LIMIT_REACHED and cloud.steps() == ["storage", "apply", "logs"]
+    assert result.stderr.endswith("the job tiny was stopped at the limit of its budget\n")
+    assert "stopped at the limit of its budget: `delete` it" in cloud.run("launch").stderr
 
 
 @pytest.mark.slow
@@ -304,9 +333,11 @@ def test_job_that_is_deleted_elsewhere_ends_the_launch(cloud):
 
 def test_status_and_delete(cloud):
     cloud.plan("wait")
-    launched = cloud.start("launch")
+    launched = cloud.start("launch", price_per_chip_hour=2)
     assert any("began" in line for line in launched.stdout)
-    assert "NAME-OF-POD" in cloud.run("status").stdout
+    (cloud.path / "bucket/launch/1234.seconds").write_text("5400\n")
+    status = cloud.run("status").stdout
+    assert "NAME-OF-POD" in status and "ran for 1.5 hours, at 16.00 per hour: 24.00\n" in status
     assert cloud.run("delete").returncode == 0
     os.killpg(launched.pid, signal.SIGINT)
     launched.communicate()
@@ -429,6 +460,7 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
         ("launch", {"topology": "v6e:4x5"}, "--topology: topology 'v6e:4x5' does not exist: try"),
         ("launch", {"topology": None}, "--topology is missing: expected CHIP:SHAPE"),
         ("launch", {"spot": 1, "reservation": "a"}, "--spot and --reservation exclude each other"),
+        ("launch", {"max_hours": -1}, "--max_hours=-1.0: expected a positive number"),
         ("launch", {"queue_priority": "low"}, "--queue_priority needs --queue"),
         (
             "launch",

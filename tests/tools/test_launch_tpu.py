@@ -4,6 +4,7 @@ import ast
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import psutil
 import pytest
 
+from bert_jax.pods.launch.budget import LIMIT_REACHED
 from bert_jax.pods.launch.cloud_tpu import slice_size
 from bert_jax.pods.launch.job import LaunchError
 from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
@@ -30,17 +32,20 @@ cloud, words = os.environ["FAKE_CLOUD"], sys.argv[1:]
 with open(f"{cloud}/calls", "a") as calls: print(words, file=calls)
 if words[0] == "alpha": del words[0]
 with open(f"{cloud}/plan") as file: plan = eval(file.read())
-def save():
-    with open(f"{cloud}/plan", "w") as file: print(plan, file=file)
+def save():  # A `watch` may read it now.
+    with open(f"{cloud}/plan.new", "w") as file: print(plan, file=file)
+    os.replace(f"{cloud}/plan.new", f"{cloud}/plan")
+is_watch = any(word.endswith(" watch") for word in words)  # Runs beside another command.
 for word, count in plan["errors"].items():
-    if count and any(word in other for other in words):
+    if count and not is_watch and any(word in other for other in words):
         plan["errors"][word] -= 1
         save()
         sys.exit("network is unreachable")
 verb, states = " ".join(words[2:4]), plan["slices"][0] if plan["slices"] else []
 exists = plan["exists"]
 if verb == "queued-resources create":
-    plan["exists"] = True
+    metadata = next((word for word in words if word.startswith("--metadata=")), "")
+    plan |= {"exists": True, "metadata": metadata.partition("=")[2]}
 elif not exists:
     sys.exit("NOT_FOUND: " + words[4])
 elif "failedData" in words[5]:
@@ -50,7 +55,12 @@ elif verb == "queued-resources describe":
     plan["slices"][0] = states[1:] or states
 elif verb == "tpu-vm describe":
     if plan.get("tpu") == "NOT_FOUND": sys.exit("NOT_FOUND: " + words[4])
-    print("READY")
+    if "json" not in words[5]:
+        print("READY")
+    else:  # Every slice was created an hour ago.
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
+        pairs = [pair.split("=") for pair in plan["metadata"].split(",") if pair]
+        print(str({"createTime": created, "metadata": dict(pairs)}).replace("'", '"'))
 elif verb == "queued-resources delete":
     plan |= {"exists": False, "slices": plan["slices"][1:], "jobs": plan["jobs"][1:], "tpu": ""}
 else:
@@ -58,13 +68,14 @@ else:
     homes, job = hosts, plan["jobs"][0]
     command = next((w for w in words if w.startswith("--command=")), "").partition("=")[2]
     if "--worker=0" in words: homes = homes[:1]
-    if command.endswith("follow") and job in ("SUSPENDED", "NOT_FOUND", "unreachable"):
+    if command.endswith(" follow") and job in ("SUSPENDED", "NOT_FOUND", "unreachable"):
         if job == "SUSPENDED": plan["slices"][0] = [job]
         if job == "NOT_FOUND": plan["tpu"] = job
         if job == "unreachable": plan["errors"] = {"tpus": 21}
         save()
         sys.exit("the connection was closed")
     if plan["slices"][0] != ["ACTIVE"] or plan.get("tpu"): sys.exit("the TPU is not READY")
+    watches = []
     for index, home in enumerate(homes):
         os.makedirs(home, exist_ok=True)
         if words[3] == "scp":
@@ -76,10 +87,12 @@ else:
         environment = os.environ | {"HOME": home, "HOST": os.path.basename(home), "JOB": str(does)}
         environment["PATH"] = f"{cloud}/host_bin:{os.environ['PATH']}"
         sys.stdout.flush()
-        os.spawnvpe(os.P_WAIT, "bash", ["bash", "-c", "cd; " + unpack], environment)
+        mode = os.P_NOWAIT if is_watch else os.P_WAIT
+        watches += [os.spawnvpe(mode, "bash", ["bash", "-c", "cd; " + unpack], environment)]
         if installs:
             os.makedirs(f"{home}/launch/venv/bin", exist_ok=True)
             os.symlink(f"{cloud}/job", f"{home}/launch/venv/bin/python")
+    if is_watch: sys.exit(max(os.waitpid(process, 0)[1] for process in watches))
     if command.endswith("follow") and job != "wait":  # All hosts end before the next command.
         files = [f"{host}/launch/exit_code" for host in hosts]
         while not all(os.path.exists(file) and os.path.getsize(file) for file in files):
@@ -94,9 +107,22 @@ does = os.environ["JOB"]
 if does.isdecimal(): sys.exit(int(does))
 if not does.startswith("abort"):
     import signal
+    if does == "save": signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved") or 75))
+    open(os.environ["HOME"] + "/ready", "w")
     signal.pause()
 print(does, flush=True)
 os.abort()
+"""
+# Reaches the limit once the job waits.
+FAKE_TIMEOUT = """
+import os, subprocess, sys, time
+home, words = os.environ["HOME"], sys.argv[1:]
+with open(home + "/timeout", "w") as file: print(words[:3], file=file)
+job = subprocess.Popen(words[3:])
+while job.poll() is None and not os.path.exists(home + "/ready"): time.sleep(0.01)
+if is_late := job.poll() is None: job.terminate()
+code = job.wait()
+sys.exit(124 if is_late else code)
 """
 LOST_PEER = "abort: the distributed service detected fatal errors"  # JAX's own words.
 AWKWARD = """--config.note=it's a "quote", $HOME `id` \\ and  two  spaces; a * too"""
@@ -151,7 +177,7 @@ class Cloud:
     def plan(self, jobs=(0,), slices=None, hosts=2, reason="", **errors):
         slices = slices or [["ACTIVE"]] * len(jobs)
         plan = {"jobs": jobs, "slices": slices, "hosts": hosts, "errors": errors, "exists": False}
-        plan["reason"] = reason
+        plan |= {"reason": reason, "metadata": ""}
         (self.path / "plan").write_text(repr(plan))
 
     def start(self, action, *words, **flags):
@@ -223,24 +249,26 @@ def test_launch_creates_copies_runs_follows_and_deletes(cloud):
 def test_capacity_and_shape_of_the_slice_are_requested(cloud, monkeypatch):
     for name in ("FAKE_CLOUD", "PATH"):
         monkeypatch.setenv(name, cloud.environment[name])
-    flex_start = ["--provisioning-model=flex-start", "--max-run-duration=168h"]
+    v5e_16, flex_start = ["--accelerator-type=v5litepod-16"], "--provisioning-model=flex-start"
     requests = [
-        ("--reserved", "v5e:4x4", ["--type=v5litepod", "--topology=4x4"], ["--reserved"]),
-        ("--flex_start", "v5e-16", ["--accelerator-type=v5litepod-16"], flex_start),
-        ("--nospot", "v4:2x2x4", ["--type=v4", "--topology=2x2x4"], []),
+        (["--reserved"], "v5e:4x4", ["--type=v5litepod", "--topology=4x4", "--reserved"]),
+        (["--flex_start"], "v5e-16", [*v5e_16, flex_start, "--max-run-duration=604800s"]),
+        (["--flex_start", "--max_hours=2"], "v5e-16", [flex_start, "--max-run-duration=9000s"]),
+        ([], "v4:2x2x4", ["--type=v4", "--topology=2x2x4"]),
     ]
     cloud.plan(jobs=[0] * len(requests))
     cases = []
-    for flag, name, *_ in requests:
-        cases.append(["create", *arguments_of("create", flag, accelerator_type=name)])
+    for given, name, _ in requests:
+        cases.append(["create", *arguments_of("create", *given, accelerator_type=name)])
         cases.append(["delete", *arguments_of("delete", accelerator_type=name)])
     for code, errors in commands.run_each("tools.launch_tpu", cases):
         assert code == 0, errors
-    for call, (flag, _, size, options) in zip(cloud.created(), requests, strict=True):
-        release, words = call[: call.index("compute")], call[call.index("--node-id=tiny") + 1 : -3]
-        assert release == ["alpha"] * (flag == "--flex_start")
-        version = "tpu-ubuntu2204-base" if "--type=v4" in size else "v2-alpha-tpuv5-lite"
-        assert words == [*size, f"--runtime-version={version}", *options]
+    for call, (given, _, words) in zip(cloud.created(), requests, strict=True):
+        assert set(words) <= set(call)
+        assert call[: call.index("compute")] == ["alpha"] * ("--flex_start" in given)
+        assert any(word.startswith("--topology") for word in call) == (words[0][:6] == "--type")
+        version = "tpu-ubuntu2204-base" if "--type=v4" in call else "v2-alpha-tpuv5-lite"
+        assert f"--runtime-version={version}" in call and "--spot" not in call
 
 
 @pytest.mark.slow
@@ -283,6 +311,66 @@ def test_launch_ends_after_max_restarts(cloud):
     cloud.plan(jobs=[75, 75])
     assert cloud.run("launch", "--max_restarts=1").returncode == PREEMPTED
     assert cloud.steps() == [*STEPS, "delete"] * 2
+
+
+def test_exit_of_worker_2_is_shown_while_the_others_run(cloud):
+    cloud.plan(jobs=[["wait", "wait", 7, "wait"]], hosts=4)
+    launched = cloud.start("launch", accelerator_type="v4-32")
+    shown = "slices1-host2: the job ended (exit code 7): the job of slices1-host2 began"
+    assert any(shown in line for line in launched.stderr)
+    status = cloud.run("status", accelerator_type="v4-32", price_per_chip_hour=2).stdout
+    assert status.count(" running\n") == 3
+    hours, price = re.search(r"billed for (\S+) hours, at 32.00 per hour: (\S+)\n", status).groups()
+    assert 1 <= float(hours) < 2 and 32 <= float(price) < 64
+    os.killpg(launched.pid, signal.SIGINT)
+    launched.communicate()
+    assert launched.returncode == INTERRUPTED
+
+
+def test_job_saves_and_its_slice_is_deleted_at_max_price(cloud):
+    cloud.program("host_bin/timeout", FAKE_TIMEOUT)
+    cloud.plan(jobs=[75, "save"])
+    # 8 chips: 100 pays for 6.25 hours, of which each slice has been billed for one.
+    result = cloud.run("launch", max_price=100, price_per_chip_hour=2)
+    assert result.returncode == LIMIT_REACHED, result.stderr
+    assert cloud.steps() == [*STEPS, "delete"] * 2
+    first, second = (call[-4] for call in cloud.created())
+    assert first == "--metadata=price_per_hour=16.0"
+    seconds = re.fullmatch(r"--metadata=billed_seconds=(\d+),price_per_hour=16.0", second)[1]
+    assert 3600 <= int(seconds) < 5400
+    for host in range(2):
+        limit = ast.literal_eval((cloud.path / f"slices1-host{host}/timeout").read_text())
+        assert limit[:2] == ["--foreground", "--kill-after=1800"]
+        assert 3.25 * 3600 < int(limit[2]) <= 4.25 * 3600
+    assert "saved" in result.stdout and "tiny was billed for 2." in result.stderr
+    assert result.stderr.endswith("tiny was stopped at the limit of its budget\n")
+
+
+@pytest.mark.slow
+def test_job_does_not_start_once_its_budget_is_spent(cloud):
+    assert cloud.run("launch", max_hours=0.5).returncode == LIMIT_REACHED
+    assert cloud.steps() == ["create", "scp", "install", "delete"]
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        ("trap 'exit 75' TERM; while :; do sleep 0.05; done", LIMIT_REACHED),
+        ("trap '' TERM; exec sleep 1000", 137),
+    ],
+)
+def test_worker_stops_the_job_at_its_limit(tmp_path, job, code):
+    program = tmp_path / "launch/venv/bin/python"
+    program.parent.mkdir(parents=True)
+    (tmp_path / "launch/code").mkdir()
+    program.write_text(f"#!/bin/sh\n{job}\n")
+    program.chmod(0o755)
+    limits = {"HOME": str(tmp_path), "LIMIT_SECONDS": "0.1", "SAVE_SECONDS": "0.1"}
+    output = ""
+    for action in ("start", "follow", "status"):
+        words = ["bash", TOOLS / "tpu_worker.sh", action]
+        output = subprocess.check_output(words, env=os.environ | limits, text=True)
+    assert output.split()[1] == str(code)
 
 
 @pytest.mark.parametrize("end", [[75, 3], "abort", pytest.param([0, 1], marks=pytest.mark.slow)])
@@ -381,6 +469,7 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
         ("launch", {"accelerator_type": "v4:2x2x3"}, "'v4:2x2x3' does not exist: try v4:2x2x2 (v4"),
         ("launch", {"accelerator_type": "v6e:4x4:2"}, "=v6e:4x4:2: expected one slice; tools/laun"),
         ("launch", {"spot": 1, "reserved": 1}, "--spot and --reserved exclude each other"),
+        ("launch", {"max_price": 5}, "--max_price needs --price_per_chip_hour"),
         ("launch", {"zone": None}, "--zone must have a value"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
         ("launch", {"bucket": None}, "--bucket is missing: expected a bucket's name"),

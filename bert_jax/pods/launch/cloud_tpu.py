@@ -4,6 +4,8 @@
 """
 
 import dataclasses
+import datetime
+import json
 import math
 import pathlib
 import re
@@ -14,6 +16,7 @@ import time
 
 from bert_jax.pods import chips
 from bert_jax.pods.launch import job
+from bert_jax.pods.launch.budget import LIMIT_REACHED, SAVE_SECONDS, Budget
 from bert_jax.pods.launch.job import LaunchError, print_status
 from bert_jax.runtime.errors import PREEMPTED
 
@@ -24,9 +27,11 @@ RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
     "v5litepod": "v2-alpha-tpuv5-lite",
     "v6e": "v2-alpha-tpuv6e",
 }
-MAX_FLEX_HOURS = 7 * 24  # From cloud.google.com/tpu/docs/request-using-flex-start.
+MAX_FLEX_SECONDS = 7 * 24 * 3600  # From cloud.google.com/tpu/docs/request-using-flex-start.
 # States of a queued resource, or of its TPU, that never become ACTIVE again.
 LOST = ("SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
+# Exit codes of a job that did not fail: it finished, can be resumed, or was stopped at its limit.
+NOT_FAILED = {"0", str(PREEMPTED), str(LIMIT_REACHED)}
 RESOURCE_IS_KEPT = (
     "Nothing was stopped: if the slice exists, it is being billed, and its job may still be "
     "running. `launch` resumes watching it, `follow` only shows the log, and `delete` deletes the "
@@ -95,6 +100,7 @@ class Slice:
       service_account: as which the hosts access the bucket; "": the project's default.
       bucket: mounted at /gcs on every host.
       program: module of bert_jax to run.
+      budget: what it may cost.
       max_restarts: maximum number of restarts by `launch`.
       delete_when_done: whether `launch` deletes the slice at its end.
       poll_seconds: seconds between queries of the slice's state.
@@ -113,6 +119,7 @@ class Slice:
     service_account: str
     bucket: str
     program: str
+    budget: Budget
     max_restarts: int
     delete_when_done: bool
     poll_seconds: float
@@ -124,8 +131,7 @@ class Slice:
 
         `release` is "alpha" for options that only `gcloud alpha` has.
         """
-        options = (f"--project={self.project}", f"--zone={self.zone}", "--quiet")
-        command = [*[release] * bool(release), "compute", "tpus", *words, *options]
+        command = [*[release] * bool(release), *self.command(*words)]
         if not capture:
             print(shlex.join(["gcloud", *command]), flush=True)
         for remaining in reversed(range(tries)):
@@ -135,12 +141,21 @@ class Slice:
             print_status("the command failed; trying again")
             time.sleep(self.poll_seconds)
 
+    def command(self, *words: str) -> list[str]:
+        """Returns the arguments of `gcloud` for a command of `gcloud compute tpus`."""
+        options = (f"--project={self.project}", f"--zone={self.zone}", "--quiet")
+        return ["compute", "tpus", *words, *options]
+
     def ssh(self, command: str, worker: str = "all", **options) -> subprocess.CompletedProcess:
         """Runs a command on the hosts, with the options of `gcloud`."""
+        return self.gcloud(*self.ssh_words(command, worker), **options)
+
+    def ssh_words(self, command: str, worker: str = "all") -> list[str]:
+        """Returns the words after `gcloud compute tpus` that run a command on the hosts."""
         # Without keepalive messages, ssh waits forever for a host that has vanished.
         alive = "--ssh-flag=-oServerAliveInterval=60"
-        words = (self.name, f"--worker={worker}", *self.address(), alive, f"--command={command}")
-        return self.gcloud("tpu-vm", "ssh", *words, **options)
+        options = [f"--worker={worker}", *self.address(), alive, f"--command={command}"]
+        return ["tpu-vm", "ssh", self.name, *options]
 
     def address(self) -> list[str]:
         """Returns the option of ssh and scp for hosts without external addresses."""
@@ -176,10 +191,37 @@ class Slice:
         output = self.ssh(f"bash {WORKER} status || echo $(hostname) none", capture=True).stdout
         return dict(re.findall(r"^(\S+) (\d+|running|none)$", output, re.MULTILINE)), output
 
-    def create(self) -> bool:
-        """Requests the slice unless it exists, and waits. Returns whether it is active."""
+    def billed(self) -> tuple[float, Budget]:
+        """Returns for how many seconds the job's slices have been billed, and its budget.
+
+        The slice knows for how long those before it were, and the price; the flags take precedence.
+        Raises LaunchError if the slice is lost.
+        """
+        query = ("describe", self.name, "--format=json(createTime,metadata)")
+        result = self.gcloud("tpu-vm", *query, capture=True, tries=3)
+        if result.returncode:
+            raise LaunchError(f"cannot query since when {self.name} is billed: {result.stderr}")
+        node = json.loads(result.stdout)
+        known = node.get("metadata") or {}
+        age = time.time() - datetime.datetime.fromisoformat(node["createTime"]).timestamp()
+        price = self.budget.price_per_hour
+        if price is None and "price_per_hour" in known:
+            price = float(known["price_per_hour"])
+        budget = dataclasses.replace(self.budget, price_per_hour=price)
+        return float(known.get("billed_seconds", 0)) + age, budget
+
+    def deadline(self) -> float:
+        """Returns the time (`time.time()`) at which the job reaches the limit of its budget."""
+        limit = self.budget.limit_seconds
+        return time.time() + limit - self.billed()[0] if limit < math.inf else math.inf
+
+    def create(self, billed_seconds: float = 0) -> bool:
+        """Requests the slice unless it exists, and waits. Returns whether it is active.
+
+        `billed_seconds` is for how long the slices before it were billed.
+        """
         if self.slice_state() == "NOT_FOUND":
-            words, release = self.request()
+            words, release = self.request(billed_seconds)
             created = self.gcloud("queued-resources", "create", *words, release=release)
             # If the connection was lost, the slice may exist although the command failed.
             if created.returncode and self.slice_state() == "NOT_FOUND":
@@ -200,7 +242,7 @@ class Slice:
         print_status(f"{self.name} is {state}{' and costs money' if state == 'ACTIVE' else ''}")
         return state == "ACTIVE"
 
-    def request(self) -> tuple[list[str], str]:
+    def request(self, billed_seconds: float) -> tuple[list[str], str]:
         """Returns the arguments of `queued-resources create`, and the release of gcloud."""
         chip, num_chips, _ = slice_size(self.accelerator_type)
         accelerator_type = chips.accelerator_type(chip, num_chips)
@@ -215,12 +257,15 @@ class Slice:
         options["service-account"] = self.service_account
         words += [f"--{option}={value}" for option, value in options.items() if value]
         words += ["--internal-ips"] * self.internal_ips
+        metadata = {"billed_seconds": round(billed_seconds)} if billed_seconds else {}
+        if self.budget.price_per_hour is not None:
+            metadata["price_per_hour"] = self.budget.price_per_hour
+        if metadata:
+            words.append("--metadata=" + ",".join(f"{k}={v}" for k, v in metadata.items()))
         if self.capacity == "flex_start":
-            flex_start = [
-                "--provisioning-model=flex-start",
-                f"--max-run-duration={MAX_FLEX_HOURS}h",
-            ]
-            return [*words, *flex_start], "alpha"
+            seconds = self.budget.limit_seconds - billed_seconds + SAVE_SECONDS
+            duration = f"--max-run-duration={math.ceil(min(seconds, MAX_FLEX_SECONDS))}s"
+            return [*words, "--provisioning-model=flex-start", duration], "alpha"
         return [*words, *[f"--{self.capacity}"] * bool(self.capacity)], ""
 
     def copy(self, commit: str = "") -> None:
@@ -236,23 +281,34 @@ class Slice:
             raise LaunchError("the code could not be copied and installed; see the errors above")
 
     def run(self, *arguments: str) -> str:
-        """Starts the job on every host, and follows it."""
+        """Starts the job on every host, unless its budget is spent, and follows it."""
+        deadline = self.deadline()
+        if (seconds := deadline - time.time()) <= 0:
+            return "stopped"
+        limits = []
+        if seconds < math.inf:
+            limits = [f"LIMIT_SECONDS={math.ceil(seconds)}", f"SAVE_SECONDS={SAVE_SECONDS}"]
         num_hosts = slice_size(self.accelerator_type)[2]
         multihost = ["--multihost", f"--num_processes={num_hosts}"] if num_hosts > 1 else []
         command = ["bash", WORKER, "start", f"bert_jax.{self.program}", *arguments, *multihost]
-        self.ssh(shlex.join(command), tries=3)
-        return self.follow()
+        self.ssh(shlex.join(["env", *limits, *command] if limits else command), tries=3)
+        return self.follow(deadline)
 
-    def follow(self) -> str:
-        """Shows the log until the job ends. Returns finished, failed or preempted."""
+    def follow(self, deadline: float = math.inf) -> str:
+        """Shows the log of worker 0 until the job ends, and which worker ends without finishing.
+
+        Returns finished, failed, preempted, or stopped: at `deadline`, the limit of its budget.
+        """
+        watch = ["gcloud", *self.command(*self.ssh_words(f"bash {WORKER} watch"))]
         while True:
-            self.ssh(f"bash {WORKER} follow", worker="0")
+            with job.watching(watch, print_status, self.poll_seconds):
+                self.ssh(f"bash {WORKER} follow", worker="0")
             states, output = self.job_states()
             codes = set(states.values())
             if codes == {"0"}:
                 return "finished"
-            if codes and codes <= {"0", str(PREEMPTED)}:
-                return "preempted"
+            if codes and codes <= NOT_FAILED:
+                return "stopped" if str(LIMIT_REACHED) in codes else "preempted"
             if codes == {"none"}:
                 raise LaunchError(f"no job was started on {self.name}; `run` starts one")
             # Still running, unreachable, or failed, perhaps because another host was lost.
@@ -261,9 +317,12 @@ class Slice:
                 return "preempted"
             if state == "NOT_FOUND":
                 raise LaunchError(f"{self.name} was deleted")
-            if codes - {"0", str(PREEMPTED), "running", "none"}:
+            if codes - {*NOT_FAILED, "running", "none"}:
                 print(output)
                 return "failed"
+            if time.time() > deadline + SAVE_SECONDS:
+                print_status(f"the limit of the budget has passed: {states or 'no answer'}")
+                return "stopped"
             lost = "lost the connection to worker 0, or waiting for the others"
             print_status(f"{lost}: {states or 'no answer'}")
             time.sleep(self.poll_seconds)
@@ -271,16 +330,28 @@ class Slice:
     def launch(self, *arguments: str) -> str:
         """Creates the slice, copies the code, and runs the job; again after each preemption."""
         commit = job.last_commit(self.root)  # Restarts run the same code.
+        billed_seconds = 0.0  # Of all slices so far.
         for restart in range(self.max_restarts + 1):
             if restart:
                 print_status(f"{self.name} was preempted; restart {restart} of {self.max_restarts}")
                 self.delete()
+            queried_at, error = math.inf, None
             try:
-                result, error = self.attempt(commit, *arguments), None
+                existed = self.slice_state() == "ACTIVE"
+                result = "preempted"
+                if self.create(billed_seconds):
+                    billed_seconds, _ = self.billed()
+                    queried_at = time.time()
+                    result = self.attempt(existed, commit, *arguments)
             except (LaunchError, subprocess.CalledProcessError) as raised:
                 result, error = "preempted" if self.slice_state() in LOST else "failed", raised
+            billed_seconds += max(time.time() - queried_at, 0)
+            if result == "preempted" and billed_seconds >= self.budget.limit_seconds:
+                result = "stopped"
             if result != "preempted":
                 break
+        if billed_seconds:
+            print_status(f"{self.name} was billed for {self.budget.describe(billed_seconds)}")
         if self.delete_when_done:
             self.delete()
         else:
@@ -289,24 +360,29 @@ class Slice:
             raise error
         return result
 
-    def attempt(self, commit: str, *arguments: str) -> str:
-        """Runs the job to its end or to a preemption; follows one that is already running."""
-        existed = self.slice_state() == "ACTIVE"
-        if not self.create():
-            return "preempted"
+    def attempt(self, existed: bool, commit: str, *arguments: str) -> str:
+        """Runs the job on the active slice to its end or to a preemption; see `follow`.
+
+        Follows one that is already running, if the slice existed.
+        """
         if existed:
             states, _ = self.job_states()
             if "running" in states.values():
                 print_status(f"a job is already running on {self.name}; following it")
-                return self.follow()
+                return self.follow(self.deadline())
             if len(states) < slice_size(self.accelerator_type)[2]:
                 raise TimeoutError(f"not all hosts of {self.name} answer. {RESOURCE_IS_KEPT}")
         self.copy(commit)
         return self.run(*arguments)
 
     def status(self) -> None:
-        """Prints the state of the slice, and of the job on every host."""
-        print(f"{self.name}: {self.slice_state()}\n{self.job_states()[1]}", end="")
+        """Prints the state of the slice, what it has cost so far, and the job on every host."""
+        state = self.slice_state()
+        print(f"{self.name}: {state}")
+        if state == "ACTIVE":
+            seconds, budget = self.billed()
+            print(f"billed for {budget.describe(seconds)}")
+        print(self.job_states()[1], end="")
 
     def delete(self) -> None:
         """Deletes the slice, if it exists."""

@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -12,8 +13,17 @@ import tempfile
 import time
 
 from bert_jax.pods.launch import job
+from bert_jax.pods.launch.budget import LIMIT_REACHED, Budget
 from bert_jax.pods.launch.job import LaunchError, print_status
-from bert_jax.pods.launch.jobset import Job, archive_path, make_jobset
+from bert_jax.pods.launch.jobset import (
+    BUCKET,
+    NUM_CHIPS,
+    PRICE_PER_HOUR,
+    Job,
+    archive_path,
+    make_jobset,
+    spent_path,
+)
 
 INSTALL_JOBSET = (
     "the cluster has no JobSet: run `kubectl apply --server-side -f https://github.com/"
@@ -29,6 +39,13 @@ JOB_IS_KEPT = (
 )
 # Labels of the pod of process 0.
 FIRST_POD = {"jobset.sigs.k8s.io/job-index": "0", "batch.kubernetes.io/job-completion-index": "0"}
+
+
+# The name of a pod, and the exit code of its job once it has ended.
+EXIT = (
+    '{.metadata.name}{" "}'
+    '{.status.containerStatuses[?(@.name=="job")].state.terminated.exitCode}{"\\n"}'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +64,9 @@ class GkeJob:
 
     def kubectl(self, *words: str, **options) -> subprocess.CompletedProcess:
         """Runs `kubectl`, with the options of `subprocess.run`. Raises LaunchError without it."""
-        context = [f"--context={self.context}"] if self.context else []
         try:
             return subprocess.run(
-                ["kubectl", *words, *context],
+                self.command(*words),
                 check=False,
                 encoding="utf-8",
                 errors="replace",
@@ -60,8 +76,12 @@ class GkeJob:
             install = "gcloud components install kubectl gke-gcloud-auth-plugin"
             raise LaunchError(f"kubectl is not installed: run `{install}`") from None
 
+    def command(self, *words: str) -> list[str]:
+        """Returns the command `kubectl` with these words, for the job's cluster."""
+        return ["kubectl", *words, *[f"--context={self.context}"] * bool(self.context)]
+
     def query(self, tries: int = 20) -> dict | None:
-        """Returns the status of the JobSet, or None if there is none.
+        """Returns the JobSet, with its status, or None if there is none.
 
         Raises TimeoutError after `tries` tries.
         """
@@ -70,7 +90,7 @@ class GkeJob:
             time.sleep(self.poll_seconds if attempt else 0)
             result = self.kubectl(*words, capture_output=True)
             if result.returncode == 0:
-                return json.loads(result.stdout).get("status", {})
+                return json.loads(result.stdout)
             if "(NotFound)" in result.stderr:
                 return None
             print_status(f"cannot query {self.name}: {without_log(result.stderr)}")
@@ -90,9 +110,9 @@ class GkeJob:
 
         Only follows a job that is already running.
         """
-        if (status := self.query()) is not None:
-            if result := outcome(status):
-                ended = job.describe_result(result)
+        if (jobset := self.query()) is not None:
+            if result := outcome(jobset):
+                ended = job.describe_result(at_limit(self.exits()) or result)
                 raise LaunchError(f"{self.name} {ended}: `delete` it before the next launch")
             print_status(f"{self.name} is already running; following it")
             return self.follow()
@@ -113,18 +133,47 @@ class GkeJob:
         return self.follow()
 
     def follow(self) -> str:
+        """Shows the log of process 0 until the job ends, and which pod ends without finishing.
+
+        Returns finished, failed, preempted, or stopped: at the limit of its budget.
+        """
+        shown = set()
+
+        def show_exit(line: str) -> None:  # A pod that has ended may be reported several times.
+            pod, _, code = line.partition(" ")
+            if code not in ("", "0") and line not in shown:
+                shown.add(line)
+                print_status(f"pod {pod} ended with exit code {code}")
+
+        watch = self.command("get", "pods", "--watch", f"--output=jsonpath={EXIT}", self.pods())
+        with job.watching(watch, show_exit, self.poll_seconds):
+            result = self.follow_log()
+        for line in (exits := self.exits()):  # Also of those that have ended just now.
+            show_exit(line)
+        if result == "failed":
+            result = at_limit(exits) or result
+        if result == "failed":
+            self.kubectl("logs", "--prefix", "--tail=40", "--container=job", self.pods())
+        return result
+
+    def exits(self) -> list[str]:
+        """Returns "POD CODE" for each pod, without a code if it has not ended."""
+        every = "{range .items[*]}" + EXIT + "{end}"
+        words = ("get", "pods", f"--output=jsonpath={every}", self.pods())
+        return self.kubectl(*words, capture_output=True).stdout.splitlines()
+
+    def follow_log(self) -> str:
         """Shows the log of process 0 until the job ends. Returns finished, failed or preempted."""
         last_seen = None
         while True:
             # Fails until the pod runs, and ends with it; the status says more.
             words = ("logs", "--follow", "--tail=200", "--container=job", self.pods(**FIRST_POD))
             self.kubectl(*words, stderr=subprocess.DEVNULL)
-            if (status := self.query()) is None:
+            if (jobset := self.query()) is None:
                 raise LaunchError(f"{self.name} was deleted")
-            if result := outcome(status):
-                if result == "failed":
-                    self.kubectl("logs", "--prefix", "--tail=40", "--container=job", self.pods())
+            if result := outcome(jobset):
                 return result
+            status = jobset.get("status", {})
             restarts = status.get("restarts", 0)
             restart = f"restart {restarts}: " if restarts else ""
             is_queued = "Suspended" in true_conditions(status)
@@ -139,10 +188,25 @@ class GkeJob:
         labels = {"jobset.sigs.k8s.io/jobset-name": self.name} | labels
         return "--selector=" + ",".join(f"{name}={value}" for name, value in labels.items())
 
-    def status(self) -> None:
-        """Prints the state of the JobSet and of its pods."""
+    def status(self, price_per_chip_hour: float | None = None) -> None:
+        """Prints the state of the JobSet, of its pods, and what the job has cost so far.
+
+        The JobSet knows its price; `price_per_chip_hour` takes precedence.
+        """
         self.kubectl("get", "jobset", self.name)
         self.kubectl("get", "pods", "--output=wide", self.pods())
+        metadata = self.query()["metadata"]
+        known = metadata.get("annotations", {})
+        if BUCKET not in known:
+            raise LaunchError(f"{self.name} was not created by this version: its cost is unknown")
+        price = float(known[PRICE_PER_HOUR]) if PRICE_PER_HOUR in known else None
+        if price_per_chip_hour is not None:
+            price = price_per_chip_hour * int(known[NUM_CHIPS])
+        address = f"gs://{known[BUCKET]}/{spent_path(metadata['uid'])}"
+        read = job.run_gcloud("storage", "cat", address, capture_output=True)
+        if read.returncode:
+            raise LaunchError(f"no cost yet: it is recorded once a minute. {read.stderr.strip()}")
+        print(f"ran for {Budget(price, math.inf).describe(float(read.stdout))}")
 
     def delete(self) -> None:
         """Deletes the JobSet, which ends the job; Autopilot then removes the hosts."""
@@ -166,8 +230,15 @@ def true_conditions(status: dict) -> set[str]:
     return {each["type"] for each in conditions if each.get("status") == "True"}
 
 
-def outcome(status: dict) -> str:
+def at_limit(exits: list[str]) -> str:
+    """Returns "stopped" if one of `GkeJob.exits` says that the job reached its limit, else ""."""
+    is_at_limit = any(line.endswith(f" {LIMIT_REACHED}") for line in exits)
+    return "stopped" if is_at_limit else ""
+
+
+def outcome(jobset: dict) -> str:
     """Returns how the job ended, by the status of its JobSet: finished, failed, preempted or ""."""
+    status = jobset.get("status", {})
     state = status.get("terminalState", "")
     reasons = {condition.get("reason") for condition in status.get("conditions", [])}
     if state == "Failed" and "ReachedMaxRestarts" in reasons:

@@ -3,11 +3,15 @@
 `launch.py` runs the job through the Cloud TPU API, `launch_gke.py` on a GKE cluster.
 """
 
+import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 
 from bert_jax.runtime.command_line import parse_flags, program_name
 
@@ -51,8 +55,9 @@ def read_capacity(**chosen: bool) -> str:
 
 
 def describe_result(result: str) -> str:
-    """Returns what is said of a job that ended: "finished", "failed" or "was preempted"."""
-    return "was preempted" if result == "preempted" else result
+    """Returns what is said of a job that ended, such as "failed" or "was preempted"."""
+    said = {"preempted": "was preempted", "stopped": "was stopped at the limit of its budget"}
+    return said.get(result, result)
 
 
 def check_served(chip: str, launcher: str) -> None:
@@ -102,6 +107,48 @@ def run_gcloud(*words: str, **options) -> subprocess.CompletedProcess:
     except FileNotFoundError:
         install = "https://cloud.google.com/sdk/docs/install"
         raise LaunchError(f"gcloud is not installed: see {install}") from None
+
+
+@contextlib.contextmanager
+def watching(command: list[str], show: Callable[[str], None], seconds: float) -> Iterator[None]:
+    """Runs a command beside the block, and gives each line of its output to `show`, in a thread.
+
+    Runs it again `seconds` after it ended, and ends it and what it has started after the block.
+    """
+    is_over, started = threading.Event(), []
+
+    def end():
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+    def read():
+        while not is_over.is_set():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,  # A process group of its own.
+            )
+            started[:] = [process]
+            if is_over.is_set():  # Perhaps it was set before `started`.
+                end()
+            with process:
+                for line in process.stdout:
+                    show(line.rstrip("\n"))
+            is_over.wait(seconds)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        end()
+        thread.join()
 
 
 def check_job(root: pathlib.Path, num_slices: int, num_devices: int, job: list[str]) -> None:

@@ -11,6 +11,7 @@ import shlex
 
 from bert_jax.pods import chips
 from bert_jax.pods.launch import job
+from bert_jax.pods.launch.budget import LIMIT_REACHED, SAVE_SECONDS, Budget
 from bert_jax.pods.launch.job import LaunchError
 from bert_jax.runtime.errors import PREEMPTED
 
@@ -32,7 +33,10 @@ CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
 # invalid instruction. A pod that does not end in time gets SIGKILL, 137; SIGTERM before Python
 # handles it is 143.
 RESTARTABLE = (PREEMPTED, 134, 137, 139, 143)
+# Names of annotations of the JobSet.
+BUCKET, NUM_CHIPS, PRICE_PER_HOUR = "bert-jax/bucket", "bert-jax/chips", "bert-jax/price-per-hour"
 INITIALIZATION_TIMEOUT = 4 * 3600  # Seconds: another slice may get its capacity later.
+JOBSET = "jobset.sigs.k8s.io"  # Prefix of the labels that its controller gives to pods.
 # Without a metadata cache, a host sees the files of the others at once.
 MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
 
@@ -71,6 +75,7 @@ class Job:
       bucket: mounted at /gcs in every pod.
       image: container image with Python 3.11 or newer.
       program: module of bert_jax to run.
+      budget: what it may cost.
       max_restarts: maximum number of restarts by the cluster.
     """
 
@@ -86,6 +91,7 @@ class Job:
     bucket: str
     image: str
     program: str
+    budget: Budget
     max_restarts: int
 
 
@@ -124,7 +130,11 @@ def check_placement(settings: Job) -> None:
 
 def make_jobset(settings: Job, commit: str, arguments: list[str]) -> dict:
     """Returns the JobSet, as JSON values, that runs a job of the `commit` with these arguments."""
-    topology, annotations = settings.topology, {}
+    topology = settings.topology
+    # What `status` needs to know.
+    annotations = {BUCKET: settings.bucket, NUM_CHIPS: str(topology.num_chips)}
+    if settings.budget.price_per_hour is not None:
+        annotations[PRICE_PER_HOUR] = str(settings.budget.price_per_hour)
     if topology.num_slices > 1:  # Each Job on a node pool, which is a slice, of its own.
         name = "alpha.jobset.sigs.k8s.io/exclusive-topology"
         annotations[name] = "cloud.google.com/gke-nodepool"
@@ -206,8 +216,11 @@ def make_environment(settings: Job) -> list[dict]:
     JAX would ask the metadata server for a variable that is missing. An empty address stands for
     the first host of the only slice.
     """
-    label = "metadata.labels['jobset.sigs.k8s.io/job-index']"
-    index, first_host = {"valueFrom": {"fieldRef": {"fieldPath": label}}}, ""
+    labels = {
+        name: {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET}/{name}']"}}}
+        for name in ("job-index", "jobset-uid")
+    }
+    index, first_host = labels["job-index"], ""
     if settings.topology.num_slices == 1:
         index = {"value": "0"}
     else:
@@ -216,6 +229,7 @@ def make_environment(settings: Job) -> list[dict]:
         {"name": "MEGASCALE_SLICE_ID"} | index,
         {"name": "MEGASCALE_NUM_SLICES", "value": str(settings.topology.num_slices)},
         {"name": "MEGASCALE_COORDINATOR_ADDRESS", "value": first_host},
+        {"name": "JOBSET_UID"} | labels["jobset-uid"],
         {"name": "PYTHONUNBUFFERED", "value": "1"},
     ]
 
@@ -226,12 +240,22 @@ def pod_command(settings: Job, commit: str, arguments: list[str]) -> str:
     `exec` makes Python process 1 of its container, the one that gets SIGTERM. Each step before it
     is tried three times, so that a short failure of the network on one host does not end the job. A
     bucket that cannot be written, or that does not rename directories, as saving does, ends it.
+    The first pod records in the bucket, every minute, how long the job has run in all its attempts.
+    At the limit of the budget, all pods stop Python; their exit code lets the JobSet fail.
     """
     num_hosts = settings.topology.hosts_per_slice * settings.topology.num_slices
     if num_hosts > 1:
         timeout = f"--initialization_timeout={INITIALIZATION_TIMEOUT}"
         arguments = [*arguments, "--multihost", f"--num_processes={num_hosts}", timeout]
-    run = shlex.join(["python", "-m", f"bert_jax.{settings.program}", *arguments])
+    run = "exec " + shlex.join(["python", "-m", f"bert_jax.{settings.program}", *arguments])
+    if (limit := settings.budget.limit_seconds) < math.inf:
+        timeout = f"timeout --foreground --kill-after={SAVE_SECONDS} $seconds"
+        run = f"""seconds=$(({math.ceil(limit)} - earlier - SECONDS))
+if test $seconds -le 0; then
+  echo "the job has reached the limit of its budget" >&2
+  exit {LIMIT_REACHED}
+fi
+{run.replace("exec", f"exec {timeout}", 1)}"""
     return f"""set -e
 retry() {{ "$@" || {{ sleep 20; "$@"; }} || {{ sleep 120; "$@"; }}; }}
 if ! mountpoint --quiet /gcs; then
@@ -244,15 +268,26 @@ if ! retry try_bucket; then
   echo "gs://{settings.bucket} must be writable and have a hierarchical namespace" >&2
   exit 1
 fi
+spent=/gcs/{spent_path("$JOBSET_UID")}
+earlier=$(cat $spent 2>/dev/null || echo 0)
+record() {{ while sleep 60 && kill -0 $$; do echo $((earlier + SECONDS)) >$spent || true; done; }}
+if test $MEGASCALE_SLICE_ID.$JOB_COMPLETION_INDEX = 0.0; then
+  record >/dev/null 2>&1 &
+fi
 mkdir -p code
 retry tar -xf /gcs/{archive_path(commit)} -C code
 cd code
 retry python -m pip install --quiet --require-hashes --requirement=requirements.lock
 retry python -m pip install --quiet --editable='.[tpu,optuna]'
-exec {run}
+{run}
 """
 
 
 def archive_path(commit: str) -> str:
     """Returns where the bucket holds the code of a commit."""
     return f"launch/{commit}.tar"
+
+
+def spent_path(uid: str) -> str:
+    """Returns where the bucket holds for how many seconds the JobSet of this uid has run."""
+    return f"launch/{uid}.seconds"

@@ -1,5 +1,6 @@
 """The JobSet is valid, its pods run the job, and JAX finds the hosts of its slices."""
 
+import math
 import os
 import pathlib
 import shutil
@@ -13,6 +14,7 @@ import yaml
 from jax._src import clusters
 from jax._src.clusters import cloud_tpu_cluster
 
+from bert_jax.pods.launch.budget import LIMIT_REACHED, Budget
 from bert_jax.pods.launch.job import LaunchError
 from bert_jax.pods.launch.jobset import (
     RESTARTABLE,
@@ -33,7 +35,8 @@ def settings(topology="v6e:4x4", **changes) -> Job:
     values = {"name": "tiny", "topology": parse_topology(topology), "placement_policy": ""}
     values |= {"capacity": "spot", "reservation": "", "queue": "", "queue_priority": ""}
     values |= {"service_account": "", "grace_seconds": 15, "bucket": "data", "image": "python:3.11"}
-    return Job(**(values | {"program": "pretrain", "max_restarts": 20} | changes))
+    values |= {"program": "pretrain", "budget": Budget(None, math.inf), "max_restarts": 20}
+    return Job(**(values | changes))
 
 
 def pod_spec(topology="v6e:4x4", **changes) -> dict:
@@ -149,8 +152,8 @@ def test_jobset_is_valid_for_its_published_definition(topology):
 def test_several_slices_get_a_node_pool_each():
     one, two = jobset("v5e:4x4"), jobset("v5e:4x4:2")
     annotation = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-    assert one["metadata"]["annotations"] == {}
-    assert two["metadata"]["annotations"] == {annotation: "cloud.google.com/gke-nodepool"}
+    assert annotation not in one["metadata"]["annotations"]
+    assert two["metadata"]["annotations"][annotation] == "cloud.google.com/gke-nodepool"
     assert (slices_of(one)["replicas"], slices_of(two)["replicas"]) == (1, 2)
     assert slices_of(two)["template"]["spec"]["completions"] == 4
     assert "--num_processes=8" in pod_command(settings("v5e:4x4:2"), COMMIT, ARGUMENTS)
@@ -210,6 +213,7 @@ def test_jax_finds_the_hosts_without_the_metadata_server(num_slices, monkeypatch
             monkeypatch.setenv("TPU_WORKER_ID", str(host))
             monkeypatch.setenv("TPU_WORKER_HOSTNAMES", ",".join(hosts))
             labels = {"jobset.sigs.k8s.io/job-index": str(index)}
+            labels["jobset.sigs.k8s.io/jobset-uid"] = "1234"
             for variable in make_environment(settings(f"v5e:4x4:{num_slices}")):
                 value = variable.get("value")
                 if value is None:
@@ -231,6 +235,11 @@ print("process", os.getpid(), "in", os.listdir("."), sys.argv[1:], flush=True)
 does = os.environ["JOB"]
 if does == "abort": os.abort()
 if does == "wait": signal.pause()
+if does == "record":
+    spent = os.environ["BUCKET"] + "/gcs/launch/1234.seconds"
+    os.remove(spent)
+    while not os.path.exists(spent): pass
+    sys.exit()
 sys.exit(int(does))
 """
 
@@ -250,15 +259,21 @@ def pod(tmp_path):
     (tmp_path / "bin").mkdir()
     write_program(tmp_path / "bin/python", f"#!{sys.executable} -S\n{FAKE_PYTHON}")
     write_program(tmp_path / "bin/mountpoint", '#!/bin/sh\ntest -d "$BUCKET"\n')
-    write_program(tmp_path / "bin/sleep", "#!/bin/sh\n")
-    (container,) = pod_spec()["containers"]
-    root = f"{tmp_path}/gcs/"
-    words = container["command"][:2]
-    command = container["command"][2].replace("=/gcs/.try", f"={root}.try")
-    words.append(command.replace("tar -xf /gcs/", f"tar -xf {root}"))
+    # Nobody waits, and the time is recorded only for the job that waits for that.
+    write_program(tmp_path / "bin/sleep", "#!/bin/sh\ntest $1 != 60 || test $JOB = record\n")
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOSTNAME": "host0"}
-    environment |= {"BUCKET": str(tmp_path), "JOB": "0"}
-    return words, environment, tmp_path
+    environment |= {"BUCKET": str(tmp_path), "JOB": "0", "JOBSET_UID": "1234"}
+    environment |= {"MEGASCALE_SLICE_ID": "0", "JOB_COMPLETION_INDEX": "0"}
+    return words_in(tmp_path), environment, tmp_path
+
+
+def words_in(root: pathlib.Path, **changes) -> list[str]:
+    """Returns the words that start a pod's command, with the bucket in a temporary root."""
+    (container,) = pod_spec(**changes)["containers"]
+    *words, command = container["command"]
+    for before in ("try=", "spent=", "tar -xf "):
+        command = command.replace(f"{before}/gcs/", f"{before}{root}/gcs/")
+    return [*words, command]
 
 
 @pytest.mark.parametrize("code", [0, 1, PREEMPTED])
@@ -283,6 +298,32 @@ def test_sigterm_reaches_python_itself(pod):
     assert int(line.split()[1]) == started.pid  # The shell has become Python.
     started.send_signal(signal.SIGTERM)
     assert started.wait() == PREEMPTED
+
+
+def test_pod_records_how_long_all_attempts_ran_and_stops_at_the_limit(pod):
+    _, environment, root = pod
+    words = words_in(root, budget=Budget(None, 7200))
+    spent = root / "gcs/launch/1234.seconds"
+    spent.write_text("3600\n")
+    log = 'echo "$@" >$BUCKET/timeout; shift 3; exec "$@"'
+    write_program(root / "bin/timeout", f"#!/bin/sh\n{log}\n")
+    run = subprocess.run(words, cwd=root, env=environment | {"JOB": "record"}, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    assert 3600 <= int(spent.read_text()) < 7200
+    options, kill_after, seconds, *job = (root / "timeout").read_text().split()
+    assert (options, kill_after) == ("--foreground", "--kill-after=1800")
+    assert 0 < int(seconds) <= 3600 and job[:3] == ["python", "-m", "bert_jax.pretrain"]
+    spent.write_text("7200\n")
+    run = subprocess.run(words, cwd=root, env=environment, capture_output=True)
+    assert run.returncode == LIMIT_REACHED and b"process" not in run.stdout
+    assert LIMIT_REACHED not in RESTARTABLE
+
+
+def test_job_that_is_stopped_at_the_limit_ends_with_its_exit_code(pod):
+    _, environment, root = pod
+    words = words_in(root, budget=Budget(None, 1))
+    run = subprocess.run(words, cwd=root, env=environment | {"JOB": "wait"}, capture_output=True)
+    assert run.returncode == LIMIT_REACHED
 
 
 @pytest.mark.parametrize("program", ["mv", "tar", "python"])
