@@ -24,7 +24,7 @@ from ml_collections import ConfigDict, config_flags
 
 from bert_jax.model.config import SIZES
 from bert_jax.model.execution import CHOICES
-from bert_jax.pods.chips import shape_name
+from bert_jax.pods.chips import parse_topology, shape_name
 from bert_jax.pods.estimate import (
     compilation,
     contrastive_report,
@@ -33,6 +33,7 @@ from bert_jax.pods.estimate import (
     report_text,
     stack_report,
 )
+from bert_jax.pods.estimate.calibration import Calibration, calibration_of
 from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
 from bert_jax.sweeps.settings import known_fields
 from bert_jax.training.phases import Phase
@@ -68,6 +69,11 @@ DOCUMENT_TOKENS = flags.DEFINE_integer(
 PRICE = flags.DEFINE_float(
     "price_per_chip_hour", None, "Price of one chip for an hour, in any currency.", 0
 )
+CALIBRATION = flags.DEFINE_string(
+    "calibration",
+    None,
+    "File of tools/calibrate.py, measured on the chip. Default: what others published of the chip.",
+)
 JSON = flags.DEFINE_string("json", None, "JSON file for the full report.")
 DUMP_HLO = flags.DEFINE_string("dump_hlo", None, "File for the scheduled HLO of the first phase.")
 COSTLIEST = flags.DEFINE_integer(
@@ -100,6 +106,7 @@ REPORT_FLAGS = (
     "costliest",
     "advise",
     "price_per_chip_hour",
+    "calibration",
     "document_tokens",
 )
 SWEEP_FLAGS = ("sweep_meshes", "sweep_remat")
@@ -186,6 +193,7 @@ def run() -> bool:
             config, topology, *plan_phases(config), MESHES.value, REMAT.value
         )
 
+    calibration = calibration_of(parse_topology(topology)[0], CALIBRATION.value)
     options = {"num_costliest": COSTLIEST.value, "hlo_path": DUMP_HLO.value}
     if has_trials(config):
         report = contrastive_report.report(
@@ -195,19 +203,41 @@ def run() -> bool:
         phases, tokenizer = plan_phases(config)
         options["document_tokens"] = DOCUMENT_TOKENS.value
         report = pod_report.report(config, topology, phases, tokenizer, **options)
-    if PRICE.value is not None and report["fits"]:
+    if report["fits"]:
+        hours = report_text.likely_hours(report, calibration)
+        report |= {"likely_hours": hours._asdict(), "calibration": vars(calibration)}
+        report["doubts"] = report_text.reasons_for_doubt(report, calibration)
         for each in filter(None, (report, report["at_max_clock"])):
-            each["price"] = PRICE.value * report["num_chips"] * report_text.exposed_hours(each)
-    print(report_text.format_report(report), flush=True)
+            if PRICE.value is not None:
+                each["price"] = PRICE.value * report["num_chips"] * report_text.exposed_hours(each)
+    print(report_text.format_report(report, calibration, PRICE.value), flush=True)
     if not report["fits"] and ADVISE.value and not has_trials(config):
-        print("\nCompiling variants that need less memory ...", flush=True)
-        report["advice"] = pod_report.find_fitting_changes(
-            config, topology, phases, tokenizer, report
-        )
-        changes = (report["advice"] or {}).items()
-        new_flags = " ".join(f"--config.{field}={value}" for field, value in changes)
-        print(f"This fits: {new_flags}" if changes else "None of the variants fits.")
+        report["advice"] = advise(config, topology, phases, tokenizer, report, calibration)
     return save(report)
+
+
+def advise(
+    config: ConfigDict,
+    topology: str,
+    phases: list[Phase],
+    tokenizer,
+    failed: dict,
+    calibration: Calibration,
+) -> dict | None:
+    """Prints each smaller step as it is compiled; returns the changes of the one that fits."""
+    print("\nCompiling variants that need less memory ...", flush=True)
+    for changes, report in pod_report.try_smaller_steps(
+        config, topology, phases, tokenizer, failed
+    ):
+        new_flags = " ".join(f"--config.{field}={value}" for field, value in changes.items())
+        if report["fits"]:
+            hours = report_text.format_likely(report_text.likely_hours(report, calibration))
+            print(f"In {hours} hours. This fits: {new_flags}")
+            return changes
+        failure = next(phase for phase in report["phases"] if not phase["fits"])
+        print(f"{new_flags}: {report_text.format_failure(failure)}", flush=True)
+    print("None of the variants fits.")
+    return None
 
 
 def save(report: dict) -> bool:

@@ -164,6 +164,7 @@ def test_printed_report_says_that_cycles_are_an_estimate(tiny):
     printed, _, _ = tiny
     assert "the compiler's own estimate, not a measurement" in printed
     assert "4 chips, 4 devices of kind 'TPU v4', 1050 MHz" in printed
+    assert printed.startswith("FITS v4:2x2x1 (v4-8): ") and printed.splitlines()[1][:6] == "hours:"
     for line in ("HBM per device", "FLOPs per sequence", "cycles per row", "MFU", "price"):
         assert line in printed
 
@@ -180,7 +181,9 @@ def test_step_with_too_large_activations_is_rejected_with_a_batch_size_that_fits
     assert allowed == CHIPS["v5e"].usable_hbm_bytes < report["hbm_capacity_bytes"]
     assert "DOES NOT FIT by" in result.stdout and "GiB" in result.stdout
     fits = result.stdout.rsplit("This fits: ", 1)[1].split()
-    assert fits == ["--config.per_device_batch_size=128"] and result.stderr == ""
+    assert fits == ["--config.per_device_batch_size=128"]
+    assert report["advice"] == {"per_device_batch_size": 128} and "likely_hours" not in report
+    assert all(line.startswith("compiling rows of") for line in result.stderr.splitlines())
 
 
 @needs_compiler

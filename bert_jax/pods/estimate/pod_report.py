@@ -28,6 +28,7 @@ from bert_jax.model.config import pad_to_tiles
 from bert_jax.pods.chips import CHIPS, Chip, parse_topology
 from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles, step_cost
+from bert_jax.pods.estimate.progress import progress
 from bert_jax.sharding.rules import path_name
 from bert_jax.training import metrics
 from bert_jax.training.phases import Phase
@@ -159,7 +160,8 @@ def step_figures(
     length, batch_size = figures["max_seq_length"], figures["batch_size"]
     row_flops, started = figures["model_flops_per_row"], time.monotonic()
     try:
-        hbm, hlo = compile_step()
+        with progress(f"compiling rows of {length} tokens for {topology}"):
+            hbm, hlo = compile_step()
     except compilation.DoesNotFit as error:
         return figures | {
             "compile_seconds": time.monotonic() - started,
@@ -269,14 +271,15 @@ def with_changes(config: ConfigDict, changes: dict[str, int | str]) -> ConfigDic
     return copy
 
 
-def find_fitting_changes(
+def try_smaller_steps(
     config: ConfigDict, topology: str, phases: list[Phase], tokenizer, failed: dict
-) -> dict | None:
-    """Returns changes with which all steps of `config`, whose report is `failed`, fit, or None.
+) -> Iterator[tuple[dict, dict]]:
+    """Yields changes of `config`, whose report is `failed`, and their reports, until one fits.
 
     Tries changes in order of cost; the last ones combine them all. Smaller microbatches and
     rematerialization reduce activations. Sharding over `data` splits the optimizer state, over
-    `fsdp` also the parameters, and over `tensor` the activations of a row.
+    `fsdp` also the parameters, and over `tensor` the activations of a row. Those that are invalid,
+    such as a mesh that does not divide the devices, are left out.
     """
     rows = max(phase["per_device_batch_size"] for phase in failed["phases"])
     halves = [_set_rows_per_device(config, rows >> n) for n in range(1, rows.bit_length())]
@@ -295,14 +298,14 @@ def find_fitting_changes(
             continue
         tried.append(changed.to_dict())
         try:
-            fits = report(changed, topology, phases, tokenizer)["fits"]
+            found = report(changed, topology, phases, tokenizer)
         except MissingKernelCycles:
             raise
         except ValueError:  # An invalid mesh, or a batch that is not divisible.
-            fits = False
-        if fits:
-            return changes
-    return None
+            continue
+        yield changes, found
+        if found["fits"]:
+            return
 
 
 def _set_rows_per_device(config: ConfigDict, rows: int) -> dict[str, int]:

@@ -2,7 +2,13 @@
 
 from collections.abc import Callable
 
-from bert_jax.pods.chips import CHIPS, GIB, parse_topology
+from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
+from bert_jax.pods.estimate.calibration import (
+    Calibration,
+    Range,
+    measured_range,
+    why_not_calibrated,
+)
 
 COLUMNS = (
     "configuration",
@@ -39,12 +45,16 @@ FOOTNOTE = (
 CLOCK_FOOTNOTE = "\n† The clock of {names} is not published: {ranges}.\n"
 
 
-def format_report(report: dict) -> str:
-    lines = [
+def format_report(
+    report: dict, calibration: Calibration, price_per_chip_hour: float | None = None
+) -> str:
+    """Returns the report as text: whether the run fits, its hours and its price, then the rest."""
+    lines = [*format_verdict(report, calibration, price_per_chip_hour), ""]
+    lines.append(
         f"{report['topology']}: {report['num_chips']} chips, {report['num_devices']} devices of "
         f"kind {report['device_kind']!r}, {format_clock(report['topology'])}; "
         f"{report['num_params']:,} parameters; remat {report['remat']}"
-    ]
+    )
     for phase in report["phases"]:
         lines += ["", f"rows of {phase['max_seq_length']} tokens, batch {phase['batch_size']:,}"]
         figures = format_step(phase) if phase["hbm_parts"] else [format_failure(phase)]
@@ -52,10 +62,75 @@ def format_report(report: dict) -> str:
     if report["fits"]:
         total = at_each_clock(report, lambda each: format_hours(each, "total_"))
         lines += ["", f"{'total':<24}{total}"]
-        if "price" in report:
-            price = at_each_clock(report, lambda each: f"{each['price']:,.2f}")
-            lines.append(f"{'price':<24}{price}, with exposed collectives")
     return "\n".join([*lines, "", caveats(report["topology"])])
+
+
+def format_verdict(
+    report: dict, calibration: Calibration, price_per_chip_hour: float | None
+) -> list[str]:
+    """Returns what one wants to know first, in three lines: it fits, hours, price.
+
+    A report that does not fit has the first alone: what fits has hours. With a reason why the
+    hours may be outside of their range, there is a fourth line.
+    """
+    if not report["fits"]:
+        failed = [phase for phase in report["phases"] if not phase["fits"]]
+        return [
+            f"{both_names(report['topology'])}, rows of {phase['max_seq_length']} tokens: "
+            f"{format_failure(phase)}"
+            for phase in failed
+        ]
+    used, capacity = report["hbm_bytes_per_device"], report["phases"][0]["hbm_capacity_bytes"]
+    hours, num_chips = likely_hours(report, calibration), report["num_chips"]
+    price = Range(*(num_chips * each for each in hours))
+    name, hint = "chip-hours", "; --price_per_chip_hour=PRICE gives the price"
+    if price_per_chip_hour is not None:
+        price = Range(*(price_per_chip_hour * each for each in price))
+        name, hint = "price", f", at {price_per_chip_hour:g} per chip and hour"
+    factor = f"{calibration.factor:.2f} ({calibration.low:.2f} to {calibration.high:.2f})"
+    lines = [
+        f"FITS {both_names(report['topology'])}: {used / GIB:.1f} of {capacity / GIB:.0f} GiB per "
+        "device",
+        f"hours: {format_likely(hours)}, of steps alone; the compiler's times {factor}: "
+        f"{calibration.source}",
+        f"{name}: {format_likely(price)}{hint}",
+    ]
+    if doubts := reasons_for_doubt(report, calibration):
+        lines.append(f"NOT CALIBRATED: {'; '.join(doubts)}")
+    return lines
+
+
+def format_likely(values: Range) -> str:
+    """Returns "3.1 (1.6 to 6.2)": what is typical, and the range."""
+    digits = 1 if values.typical < 100 else 0
+    low, typical, high = (f"{each:,.{digits}f}" for each in values)
+    return f"{typical} ({low} to {high})"
+
+
+def likely_hours(report: dict, calibration: Calibration) -> Range:
+    """Returns the hours that all steps of a report that fits are likely to take."""
+    ranges = [
+        measured_range(calibration, phase["step_seconds"], phase["exposed_seconds"])
+        for phase in report["phases"]
+    ]
+    steps = [phase["num_steps"] / 3600 for phase in report["phases"]]
+    return Range(
+        *(
+            sum(hours * each for hours, each in zip(steps, values, strict=True))
+            for values in zip(*ranges, strict=True)
+        )
+    )
+
+
+def reasons_for_doubt(report: dict, calibration: Calibration) -> list[str]:
+    """Returns why the hours of a report that fits may be outside of their range."""
+    reasons, devices_per_chip = {}, report["num_devices"] // report["num_chips"]
+    for phase in report["phases"]:
+        rows = phase["per_device_batch_size"] * devices_per_chip
+        times = phase["step_seconds"], phase["exposed_seconds"]
+        for reason in why_not_calibrated(calibration, rows * phase["max_seq_length"], *times):
+            reasons[reason] = None
+    return list(reasons)
 
 
 def at_each_clock(figures: dict, describe: Callable[[dict], str]) -> str:
@@ -128,6 +203,11 @@ def format_failure(phase: dict) -> str:
 
 
 def format_step(phase: dict) -> list[str]:
+    clock = phase["clock_hz"]
+
+    def ms(cycles: float) -> str:
+        return f"{1e3 * cycles / clock:,.2f} ms"
+
     used = phase["hbm_bytes_per_device"] / GIB
     capacity = phase["hbm_capacity_bytes"] / GIB
     fit = format_failure(phase) if phase["hbm_bytes_over"] else "fits"
@@ -140,14 +220,18 @@ def format_step(phase: dict) -> list[str]:
         ),
         "FLOPs per sequence": f"{phase['model_flops_per_row'] / 1e9:.2f} G analytic, "
         f"{phase['compiled_flops_per_row'] / 1e9:.2f} G compiled",
-        "cycles per step": f"{phase['cycles_per_step']:,}",
+        "computation": f"{ms(phase['cycles_per_step'])} per step, "
+        f"{phase['cycles_per_step']:,.0f} cycles"
+        + (f", at {clock / 1e6:.0f} MHz as below" if phase["at_max_clock"] else ""),
     }
     for part, directions in phase["cycles_by_part"].items():
-        share = sum(directions.values()) / phase["cycles_per_step"]
-        split = ", ".join(f"{name} {cycles:,}" for name, cycles in directions.items())
-        figures[f" {part}"] = f"{share:.1%} ({split})"
+        cycles = sum(directions.values())
+        split = ", ".join(f"{name} {ms(each)}" for name, each in directions.items())
+        share = f"{cycles / phase['cycles_per_step']:.1%}"
+        figures[f" {part}"] = f"{ms(cycles)}, {share} ({split}; {cycles:,.0f} cycles)"
     figures |= {
-        "cycles per row": f"{phase['cycles_per_row']:,.0f} of one chip",
+        "cycles per row": f"{phase['cycles_per_row']:,.0f} of one chip, "
+        f"{clock / phase['cycles_per_row']:,.1f} rows per second",
         "collectives": "; ".join(
             f"{kind} x{totals['count']:,}, {totals['bytes'] / 2**20:,.1f} MiB"
             for kind, totals in phase["collectives"].items()
@@ -180,7 +264,8 @@ def format_step(phase: dict) -> list[str]:
     }
     lines = [f"{name:<20}  {figure}" for name, figure in figures.items() if figure]
     for row in phase["costliest"]:
-        start = f"{row['cycles']:>12,} x{row['runs']:<4}{row['name']}  {row['shape'][:60]}"
+        start = f"{row['cycles']:>12,} cycles, {ms(row['cycles'])}, x{row['runs']:<4}"
+        start += f"{row['name']}  {row['shape'][:60]}"
         lines.append(f"{start}  {row['op_name'][-90:]}")
     for arrays, totals in phase["largest_collectives"].items():
         lines.append(f"{totals['bytes'] / 2**20:>8,.1f} MiB x{totals['count']:<4}{arrays[:90]}")

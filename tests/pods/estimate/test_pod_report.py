@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import threading
 import types
 
 import jax
@@ -11,12 +12,15 @@ from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text
+from bert_jax.pods.estimate.calibration import Calibration, Range
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles
+from bert_jax.pods.estimate.progress import progress
 from bert_jax.training import metrics
 from bert_jax.training.phases import Phase
 from bert_jax.training.pretrain_setup import setup_pretraining
 
 TOPOLOGY = "v4:2x2x2"
+MEASURED = Calibration("v4", 1.2, 1.0, 1.5, 3, "three measurements")
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +55,8 @@ def test_memory_savings_are_tried_in_order_of_cost(monkeypatch):
     config = bert_tiny.get_config()
     config.per_device_batch_size = 8
     run = config, TOPOLOGY, [make_phase(256)], None
-    changes = pod_report.find_fitting_changes(*run, failed_report(8))
+    *others, (changes, last) = pod_report.try_smaller_steps(*run, failed_report(8))
+    assert last["fits"] and len(others) == 6  # All tries but the invalid mesh.
     smallest = 1, "full"
     assert tried[:3] == [(rows, "none", 1, 1, False) for rows in (4, 2, 1)]
     assert tried[3:5] == [(8, "full", 1, 1, False), (*smallest, 1, 1, False)]
@@ -69,7 +74,7 @@ def test_smaller_microbatches_are_advised_for_every_phase(monkeypatch):
     config = bert_tiny.get_config()
     config.long_phase.per_device_batch_size = 8
     run = config, TOPOLOGY, [make_phase(256)], None
-    changes = pod_report.find_fitting_changes(*run, failed_report(8))
+    ((changes, _),) = pod_report.try_smaller_steps(*run, failed_report(8))
     assert changes == {"per_device_batch_size": 4, "long_phase.per_device_batch_size": 4}
 
 
@@ -84,7 +89,9 @@ def test_no_configuration_is_compiled_twice(monkeypatch):
     config = bert_tiny.get_config()
     config.model.remat = "full"
     run = config, TOPOLOGY, [make_phase(8)], None
-    assert pod_report.find_fitting_changes(*run, failed_report(1)) is None
+    assert not any(
+        report["fits"] for _, report in pod_report.try_smaller_steps(*run, failed_report(1))
+    )
     assert tried == [("full", True, 1), ("full", True, 4), ("full", True, 4)]
 
 
@@ -102,7 +109,7 @@ def test_sweep_reports_an_invalid_mesh_and_continues(monkeypatch):
         list(pod_report.sweep(*run, ["3x1x1", "5x1x1"], ["none"]))
 
 
-@pytest.mark.parametrize("caller", ["sweep", "find_fitting_changes"])
+@pytest.mark.parametrize("caller", ["sweep", "try_smaller_steps"])
 def test_a_kernel_without_cycles_is_not_taken_for_a_step_that_does_not_fit(monkeypatch, caller):
     def fake_report(*_):
         raise MissingKernelCycles("cycles.json has no entry '256 64 bfloat16 dropout' for v4")
@@ -113,7 +120,7 @@ def test_a_kernel_without_cycles_is_not_taken_for_a_step_that_does_not_fit(monke
         if caller == "sweep":
             list(pod_report.sweep(*run, ["-1x1x1"], ["none"]))
         else:
-            pod_report.find_fitting_changes(*run, failed_report(8))
+            list(pod_report.try_smaller_steps(*run, failed_report(8)))
 
 
 def test_sweep_rejects_a_malformed_mesh_before_compiling(monkeypatch):
@@ -200,7 +207,9 @@ def test_preemption_costs_up_to_the_interval_between_checkpoints(monkeypatch, nu
     most = 8 * 3.6 * interval / 3600
     assert report["chip_hours_per_checkpoint"] == pytest.approx(most)
     line = f"costs {most / 2:.2g} chip-hours on average, {most:.2g} at most"
-    assert f"{line}, with checkpoint_every={interval:,}" in report_text.format_report(report)
+    assert f"{line}, with checkpoint_every={interval:,}" in report_text.format_report(
+        report, MEASURED
+    )
 
 
 def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
@@ -240,7 +249,7 @@ def test_mfu_is_left_out_where_attention_skips_what_documents_do_not_need(
         compilation.UNCASED_ENGLISH,
         document_tokens=300,
     )
-    text = report_text.format_report(report)
+    text = report_text.format_report(report, MEASURED)
     assert report["cycles_per_step"] == document_cycles
     assert (report["mfu"] is None) == has_effect == ("MFU " not in text)
     assert ("of 300 tokens on average" in text) == has_effect
@@ -279,7 +288,7 @@ def test_times_at_an_assumed_clock_are_given_at_the_fastest_one_too(monkeypatch,
     exposed = 1e9 * ratio**2 / sheet.link_bytes_per_second
     hours = 1000 * (1e9 / sheet.max_clock_hz + exposed)
     assert fastest["total_hours_with_exposed_collectives"] == pytest.approx(hours)
-    text = report_text.format_report(report)
+    text = report_text.format_report(report, MEASURED)
     high = f"at {sheet.max_clock_hz / 1e6:.0f} MHz"
     assert f"{sheet.clock_hz / 1e6:.0f} to {sheet.max_clock_hz / 1e6:.0f} MHz (assumed)" in text
     for start in ("total", "  time per step", "  per chip", "  3,600,000 steps"):
@@ -294,11 +303,62 @@ def test_times_at_an_assumed_clock_are_given_at_the_fastest_one_too(monkeypatch,
 @pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if not chip.max_clock_hz])
 def test_published_clock_has_one_reading(monkeypatch, chip):
     report = report_at_assumed_clock(monkeypatch, chip)
-    text = report_text.format_report(report)
+    text = report_text.format_report(report, MEASURED)
     assert report["at_max_clock"] is None and "at_max" not in text and "assum" not in text.lower()
     assert text.count(" MHz") == 1 and "†" not in report_text.format_table_row(
         "a", report, report["phases"][0]
     )
+
+
+def test_report_begins_with_verdict_hours_and_price(monkeypatch):
+    report = report_at_assumed_clock(monkeypatch, "v4")
+    computation, exposed = 1000 * 1e9 / 1050e6, 1000 * 1e9 / CHIPS["v4"].link_bytes_per_second
+    hours = report_text.likely_hours(report, MEASURED)
+    factors = 1.0, 1.2, 1.5
+    assert hours == pytest.approx([factor * computation + exposed for factor in factors])
+    verdict, likely, price, doubts, blank, *rest = report_text.format_report(
+        report, MEASURED, 2.0
+    ).splitlines()
+    assert verdict == "FITS v4:2x2x2 (v4-16): 0.0 of 32 GiB per device"
+    assert likely.startswith(f"hours: {report_text.format_likely(hours)}, of steps alone")
+    assert "three measurements" in likely
+    prices = Range(*(2.0 * report["num_chips"] * each for each in hours))
+    assert price == f"price: {report_text.format_likely(prices)}, at 2 per chip and hour"
+    assert doubts.startswith("NOT CALIBRATED: 128 tokens per chip") and not blank and rest
+    (_, _, chip_hours, *_) = report_text.format_report(report, MEASURED).splitlines()
+    assert chip_hours.startswith("chip-hours: ") and "--price_per_chip_hour" in chip_hours
+
+
+def test_times_of_parts_stand_beside_their_cycles(monkeypatch):
+    text = report_text.format_report(report_at_assumed_clock(monkeypatch, "v4"), MEASURED)
+    lines = [line.strip() for line in text.splitlines()]
+    ms = f"{1e3 * 1e9 / 1050e6:,.2f} ms"
+    assert any(line.endswith(f"{ms} per step, 1,000,000,000 cycles") for line in lines)
+    (other,) = [line for line in lines if line.startswith("other")]
+    assert f"{ms}, 100.0% (update {ms}; 1,000,000,000 cycles)" in other
+    (row,) = [line for line in lines if line.startswith("cycles per row")]
+    assert row.endswith("of one chip, 1.1 rows per second")
+
+
+def test_report_that_does_not_fit_begins_with_that_alone(monkeypatch):
+    def fake_compile_step(setup, phase):
+        raise compilation.DoesNotFit(40 * 2**30, 31 * 2**30, 5)
+
+    monkeypatch.setattr(compilation, "compile_step", fake_compile_step)
+    config = bert_tiny.get_config()
+    report = pod_report.report(config, TOPOLOGY, [make_phase(8)], compilation.UNCASED_ENGLISH)
+    verdict, blank, *_ = report_text.format_report(report, MEASURED, 2.0).splitlines()
+    assert verdict.startswith("v4:2x2x2 (v4-16), rows of 128 tokens: DOES NOT FIT by 9.00 GiB")
+    assert blank == ""
+
+
+def test_progress_is_said_while_a_block_runs_and_not_after_it(capsys):
+    num_threads = threading.active_count()
+    with progress("compiling", interval=0.001):
+        while not (first := capsys.readouterr().err):
+            pass
+    assert first.startswith("compiling: 0 s\n")
+    assert threading.active_count() == num_threads
 
 
 def test_sweep_names_the_best_mesh_at_both_clocks_where_they_differ(monkeypatch, capsys):
