@@ -47,7 +47,7 @@ from sides import define_peers
 from bert_jax.configs.pretrain import pod_large
 from bert_jax.model.config import BertConfig
 from bert_jax.pods import chips
-from bert_jax.pods.estimate import compilation, hlo_cost
+from bert_jax.pods.estimate import compilation, hlo_cost, planned
 from bert_jax.sharding.compiler_options import compiler_options, product_options
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.training.pretrain_setup import setup_pretraining
@@ -85,9 +85,9 @@ def our_cycles(chip: str) -> int:
     config = pod_large.get_config(chip)
     config.model.size = SIZE.value
     config.batch_size = config.long_phase.batch_size = ROWS.value
-    phases = compilation.planned_phases(config, (128, LENGTH.value))
+    phases = planned.planned_phases(config, (128, LENGTH.value))
     devices = [compilation.describe_device(chip)]
-    setup = setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, devices)
+    setup = setup_pretraining(config, phases, planned.UNCASED_ENGLISH, devices)
     _, hlo = compilation.compile_step(setup, setup.phases[-1])
     return hlo_cost.step_cost(hlo, chip).cycles.total()
 

@@ -15,7 +15,7 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.finetuning import finetune_fields
-from bert_jax.pods.estimate import compilation
+from bert_jax.pods.estimate import compilation, planned
 from bert_jax.runtime.command_line import describe_error, parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
@@ -87,9 +87,9 @@ def check_finetuning(config: ConfigDict, num_slices: int) -> None:
 def check_pretraining(config: ConfigDict, num_slices: int) -> None:
     """Raises ValueError for a configuration that cannot run on the chips that JAX simulates."""
     check_numbers(config)
-    phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
+    phases = planned.planned_phases(config, (1, 1))  # The row lengths do not matter here.
     teacher = compilation.assumed_teacher(config, phases[0].objective_class)
-    tokenizer = compilation.released_tokenizer(config.model)
+    tokenizer = planned.released_tokenizer(config.model)
     setup_pretraining(config, phases, tokenizer, teacher_settings=teacher)
     check_mesh(config, num_slices)
 

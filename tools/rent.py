@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.pods.chips import both_names, parse_topology, shape_name
-from bert_jax.pods.estimate import compilation, pod_report, rent_offers, roofline, run_hours
+from bert_jax.pods.estimate import planned, pod_report, rent_offers, roofline, run_hours
 from bert_jax.pods.estimate.calibration import Calibration, calibration_of
 from bert_jax.pods.estimate.prices import KINDS, Prices, describe_prices, read_prices
 from bert_jax.pods.estimate.rent_offers import Offer, Run
@@ -169,7 +169,7 @@ def run() -> bool:
     per_chip_hour = prices.per_chip_hour.get(KINDS[SPOT.value], {})
     calibrations = read_calibrations(topologies)
 
-    phases, tokenizer = compilation.plan_run(config, (LENGTH.value, LONG_LENGTH.value))
+    phases, tokenizer = planned.plan_run(config, (LENGTH.value, LONG_LENGTH.value))
     works = roofline.describe_work(config, phases, tokenizer)
     assumptions = run_hours.Assumptions(
         startup_minutes=STARTUP.value,

@@ -26,8 +26,8 @@ from bert_jax.model.config import SIZES
 from bert_jax.model.execution import CHOICES
 from bert_jax.pods.chips import parse_topology, shape_name
 from bert_jax.pods.estimate import (
-    compilation,
     contrastive_report,
+    planned,
     pod_report,
     pod_table,
     report_text,
@@ -162,12 +162,12 @@ def is_bi_encoder(config: ConfigDict) -> bool:
 
 
 def has_corpus(config: ConfigDict | None) -> bool:
-    return config is not None and not has_trials(config) and compilation.has_corpus(config)
+    return config is not None and not has_trials(config) and planned.has_corpus(config)
 
 
 def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
     """Returns the phases to compile and the tokenizer, from the corpora if there are any."""
-    phases, tokenizer = compilation.plan_run(config, (LENGTH.value, LONG_LENGTH.value))
+    phases, tokenizer = planned.plan_run(config, (LENGTH.value, LONG_LENGTH.value))
     return {"all": phases, "first": phases[:1], "last": phases[-1:]}[PHASES.value], tokenizer
 
 

@@ -55,6 +55,11 @@ def ratio(measurement: dict) -> float:
     return measurement["measured_seconds"] / measurement["estimated_seconds"]
 
 
+def calibrates(measurement: dict) -> bool:
+    """Returns whether a measurement counts for factors: not with few tokens per device."""
+    return measurement["tokens_per_device"] > FEW_TOKENS
+
+
 def calibration_of(chip: str, file: str | None = None) -> Calibration:
     """Returns the calibration of a chip, from published measurements or a file.
 
@@ -66,7 +71,7 @@ def calibration_of(chip: str, file: str | None = None) -> Calibration:
     if file:
         return _read_file(chip, file)
     by_chip = {}
-    for measurement in read_published():
+    for measurement in filter(calibrates, read_published()):
         by_chip.setdefault(measurement["chip"], []).append(ratio(measurement))
     if not by_chip:
         low, factor, high = UNKNOWN

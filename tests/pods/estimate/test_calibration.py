@@ -13,7 +13,12 @@ V4 = Calibration("v4", factor=1.2, low=1.1, high=1.5, num_measurements=3, source
 
 def publish(monkeypatch, **ratios: list[float]) -> None:
     measurements = [
-        {"chip": chip, "measured_seconds": 2 * each, "estimated_seconds": 2.0}
+        {
+            "chip": chip,
+            "tokens_per_device": 1e4,
+            "measured_seconds": 2 * each,
+            "estimated_seconds": 2,
+        }
         for chip, own in ratios.items()
         for each in own
     ]

@@ -13,7 +13,7 @@ from bert_jax.configs.pretrain.fields import make_later_phases
 from bert_jax.data.batches import abstract_rows, pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.pods.chips import CHIPS, parse_topology
-from bert_jax.pods.estimate import compilation, pod_table
+from bert_jax.pods.estimate import compilation, planned, pod_table
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.training.pretrain_setup import setup_pretraining
 from bert_jax.training.pretrain_teacher import abstract_frozen
@@ -61,7 +61,7 @@ def test_abstract_rows_match_the_batches_of_the_loader(corpus):
 
 
 def test_stand_in_tokenizer_suits_masking():
-    tokenizer = compilation.UNCASED_ENGLISH
+    tokenizer = planned.UNCASED_ENGLISH
     assert len(tokenizer.word_start) == tokenizer.vocab_size > max(tokenizer.special_ids)
     assert tokenizer.mask_id in tokenizer.special_ids
 
@@ -100,10 +100,10 @@ def test_rows_of_a_phase_without_a_corpus_are_as_long_as_those_before():
     config = bert_base.get_config()
     config.long_phase.num_steps = 0
     config.later_phases = make_later_phases({"num_steps": 1}, {"num_steps": 1, "corpus": "a"})
-    rows = [phase.train for phase in compilation.planned_phases(config)]
+    rows = [phase.train for phase in planned.planned_phases(config)]
     assert [each.max_seq_length for each in rows] == [128, 128, 512]
     config.later_phases.phase_4.max_seq_length = 8192
-    assert [phase.train.max_sequences for phase in compilation.planned_phases(config)] == [
+    assert [phase.train.max_sequences for phase in planned.planned_phases(config)] == [
         8,
         8,
         128,
@@ -114,11 +114,9 @@ def test_rows_of_a_phase_without_a_corpus_are_as_long_as_those_before():
 @pytest.mark.parametrize("recipe", [distilbert, tinybert])
 def test_reports_of_distillation_assume_a_teacher_of_the_base_size(recipe):
     config = recipe.get_config()
-    (phase,) = compilation.planned_phases(config, (128, 512))
+    (phase,) = planned.planned_phases(config, (128, 512))
     teacher = compilation.assumed_teacher(config, phase.objective_class)
-    setup = setup_pretraining(
-        config, [phase], compilation.UNCASED_ENGLISH, teacher_settings=teacher
-    )
+    setup = setup_pretraining(config, [phase], planned.UNCASED_ENGLISH, teacher_settings=teacher)
     frozen = abstract_frozen(setup)
     assert {
         len(leaf.shape) and leaf.shape[0]
@@ -129,7 +127,7 @@ def test_reports_of_distillation_assume_a_teacher_of_the_base_size(recipe):
     assert size == (768 if recipe is distilbert else 312)
     base = pod_base.get_config()
     base.num_steps, base.long_phase.num_steps = config.num_steps, config.long_phase.num_steps
-    (phase,) = compilation.planned_phases(base, (128, 512))
-    teacher_step = setup_pretraining(base, [phase], compilation.UNCASED_ENGLISH)
+    (phase,) = planned.planned_phases(base, (128, 512))
+    teacher_step = setup_pretraining(base, [phase], planned.UNCASED_ENGLISH)
     assert student < teacher_step.phases[0].flops_per_row
     assert compilation.assumed_teacher(base, phase.objective_class) is None

@@ -11,7 +11,7 @@ import pytest
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.pods.chips import CHIPS
-from bert_jax.pods.estimate import compilation, pod_report, pod_table, report_text
+from bert_jax.pods.estimate import compilation, planned, pod_report, pod_table, report_text
 from bert_jax.pods.estimate.calibration import Calibration, Range
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles
 from bert_jax.pods.estimate.progress import progress
@@ -101,7 +101,7 @@ def test_sweep_reports_an_invalid_mesh_and_continues(monkeypatch):
         return {"fits": False, "phases": []}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
-    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], planned.UNCASED_ENGLISH
     invalid, valid = pod_report.sweep(*run, ["3x1x1", "-1x4x1"], ["none"])
     assert "does not divide the 8 devices" in invalid["error"] and not invalid["fits"]
     assert valid["sizes"] == "-1x4x1" and "error" not in valid
@@ -115,7 +115,7 @@ def test_a_kernel_without_cycles_is_not_taken_for_a_step_that_does_not_fit(monke
         raise MissingKernelCycles("cycles.json has no entry '256 64 bfloat16 dropout' for v4")
 
     monkeypatch.setattr(pod_report, "report", fake_report)
-    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], planned.UNCASED_ENGLISH
     with pytest.raises(MissingKernelCycles, match="no entry '256 64"):
         if caller == "sweep":
             list(pod_report.sweep(*run, ["-1x1x1"], ["none"]))
@@ -125,7 +125,7 @@ def test_a_kernel_without_cycles_is_not_taken_for_a_step_that_does_not_fit(monke
 
 def test_sweep_rejects_a_malformed_mesh_before_compiling(monkeypatch):
     monkeypatch.setattr(pod_report, "report", lambda *_: pytest.fail("compiled"))
-    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], planned.UNCASED_ENGLISH
     with pytest.raises(ValueError, match="mesh '2x2'"):
         list(pod_report.sweep(*run, ["-1x1x1", "2x2"], ["none"]))
 
@@ -147,7 +147,7 @@ def test_sweep_finds_the_largest_batch_by_compiling(monkeypatch):
         return step | {"fits": rows <= 64, "phases": [step], "remat": config.model.remat}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
-    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], planned.UNCASED_ENGLISH
     (row,) = pod_report.sweep(*run, ["-1x1x1"], ["none"])
     assert (row["sizes"], row["remat"]) == ("-1x1x1", "none")
     assert row["largest_batch"] == 64 and tried == [8, 128, 64]
@@ -182,9 +182,7 @@ def test_memory_at_the_top_level_is_the_maximum_over_phases(
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(compilation, "compile_step", fake_compile_step)
     phases = [make_phase(8 * 2**index) for index in range(len(outcomes))]
-    report = pod_report.report(
-        bert_tiny.get_config(), TOPOLOGY, phases, compilation.UNCASED_ENGLISH
-    )
+    report = pod_report.report(bert_tiny.get_config(), TOPOLOGY, phases, planned.UNCASED_ENGLISH)
     assert (report["hbm_bytes_per_device"], report["hbm_bytes_over"]) == (needed, over)
     assert report["hbm_parts"] == ({"activations": needed} if needed in outcomes else None)
     assert report["fits"] == (over == 0) and report["compile_seconds"] == seconds
@@ -202,7 +200,7 @@ def test_preemption_costs_up_to_the_interval_between_checkpoints(monkeypatch, nu
     phases = [dataclasses.replace(make_phase(8), stop=num_steps)]
     config = bert_tiny.get_config()
     config.checkpoint_every = 5_000
-    report = pod_report.report(config, TOPOLOGY, phases, compilation.UNCASED_ENGLISH)
+    report = pod_report.report(config, TOPOLOGY, phases, planned.UNCASED_ENGLISH)
     assert report["checkpoint_every"] == interval
     most = 8 * 3.6 * interval / 3600
     assert report["chip_hours_per_checkpoint"] == pytest.approx(most)
@@ -223,7 +221,7 @@ def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
     monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
     phases = [make_phase(8)]
     report = pod_report.report(
-        bert_tiny.get_config(), "tpu7x:2x2x1", phases, compilation.UNCASED_ENGLISH
+        bert_tiny.get_config(), "tpu7x:2x2x1", phases, planned.UNCASED_ENGLISH
     )
     assert (report["num_chips"], report["num_devices"]) == (4, 8)
     assert report["cycles_per_row"] == 2200e6 / 2 and report["rows_per_second_per_chip"] == 2
@@ -246,7 +244,7 @@ def test_mfu_is_left_out_where_attention_skips_what_documents_do_not_need(
         bert_tiny.get_config(),
         TOPOLOGY,
         [make_phase(8)],
-        compilation.UNCASED_ENGLISH,
+        planned.UNCASED_ENGLISH,
         document_tokens=300,
     )
     text = report_text.format_report(report, MEASURED)
@@ -273,7 +271,7 @@ def report_at_assumed_clock(monkeypatch, chip: str) -> dict:
     phases = [dataclasses.replace(make_phase(8), stop=3_600_000)]
     shape = "2x2x2" if CHIPS[chip].dimensions == 3 else "4x4"
     return pod_report.report(
-        bert_tiny.get_config(), f"{chip}:{shape}", phases, compilation.UNCASED_ENGLISH
+        bert_tiny.get_config(), f"{chip}:{shape}", phases, planned.UNCASED_ENGLISH
     )
 
 
@@ -346,7 +344,7 @@ def test_report_that_does_not_fit_begins_with_that_alone(monkeypatch):
 
     monkeypatch.setattr(compilation, "compile_step", fake_compile_step)
     config = bert_tiny.get_config()
-    report = pod_report.report(config, TOPOLOGY, [make_phase(8)], compilation.UNCASED_ENGLISH)
+    report = pod_report.report(config, TOPOLOGY, [make_phase(8)], planned.UNCASED_ENGLISH)
     verdict, blank, *_ = report_text.format_report(report, MEASURED, 2.0).splitlines()
     assert verdict.startswith("v4:2x2x2 (v4-16), rows of 128 tokens: DOES NOT FIT by 9.00 GiB")
     assert blank == ""

@@ -11,7 +11,7 @@ from bert_jax.configs.pretrain import bert_base, bert_tiny
 from bert_jax.model import bert
 from bert_jax.model.bert import BertConfig
 from bert_jax.pods.chips import CHIPS, parse_topology
-from bert_jax.pods.estimate import compilation, roofline
+from bert_jax.pods.estimate import planned, roofline
 from bert_jax.pods.estimate.roofline import Layout, Work
 from bert_jax.training.phases import phase_configs
 from bert_jax.training.pretrain_setup import count_microbatches
@@ -109,7 +109,7 @@ def test_plans_fit_and_set_valid_fields(topology):
         changed.update_from_flattened_dict(roofline.plan_changes(config, works, plan, topology))
         assert changed.eval_batch_size % devices == 0
         assert changed.shard_weight_update >= changed.overlap_collectives
-        configs, phases = phase_configs(changed), compilation.planned_phases(changed)
+        configs, phases = phase_configs(changed), planned.planned_phases(changed)
         for phase, rows in zip(phases, plan.rows, strict=True):
             num_microbatches = count_microbatches(configs[phase.name], phase, devices)
             assert num_microbatches * rows * devices == 256
@@ -143,7 +143,7 @@ def test_remat_saves_memory_and_costs_time():
 def test_work_of_a_configuration_is_that_of_its_model():
     config = bert_tiny.get_config()
     config.mesh.fsdp, config.per_device_batch_size = 16, 64
-    phases, tokenizer = compilation.plan_run(config)
+    phases, tokenizer = planned.plan_run(config)
     first, second = roofline.describe_work(config, phases, tokenizer)
     model = BertConfig.named("tiny")
     assert (first.name, second.name) == ("", "long_phase")
