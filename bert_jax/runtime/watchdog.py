@@ -1,8 +1,10 @@
-"""Reports a stalled run with the stacks of all its threads, and ends one that was asked to stop."""
+"""Reports a stalled run with the stacks of all its threads, ends one that was asked to stop, and
+explains an abort."""
 
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -80,3 +82,34 @@ def _end_if_stuck(read_end, timeout):
     advice = "Run the same command to resume from the last checkpoint"
     message = f"asked to stop, but no progress for {timeout:.0f} s while {Watchdog.activity}"
     exit_now(f"{message}. {advice}", INTERRUPTED if received == signal.SIGINT else PREEMPTED)
+
+
+# Repeats what it reads. It ends when the process that writes to it does, and ignores signals.
+_EXPLAIN = """
+trap '' INT TERM HUP
+while IFS= read -r line; do
+  printf '%s\\n' "$line" >&2
+  case $line in 'Fatal Python error: Aborted') aborted=yes ;; esac
+done
+if test "$aborted"; then printf '\\n%s\\n' "$0" >&2; fi
+"""
+
+
+def explain_abort(message: str) -> subprocess.Popen | None:
+    """Makes `message` the last line of this process if it is aborted, as by JAX in C++.
+
+    No Python code can run then: a shell writes it, which gets what faulthandler writes. Keep the
+    result until the end. It is None in process 1 of a container, with which all others are killed:
+    there faulthandler writes to stderr, without the message.
+    """
+    if os.getpid() == 1:
+        faulthandler.enable(all_threads=False)
+        return None
+    shell = subprocess.Popen(
+        ["sh", "-c", _EXPLAIN, message],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C and the end of the terminal do not reach it.
+    )
+    faulthandler.enable(shell.stdin, all_threads=False)
+    return shell

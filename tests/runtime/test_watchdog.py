@@ -125,3 +125,26 @@ def test_slow_steps_are_not_interrupted(monkeypatch, number, exit_code):
     watchdog._end_if_stuck(read_end, 60)
     assert clock == [900.0, exit_code]
     dog.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "explained"),
+    [("os.abort()", -signal.SIGABRT, True), ("os._exit(3)", 3, False)],
+)
+def test_an_abort_ends_with_the_message(end, code, explained):
+    """Also of what catches signals: Ctrl-C goes to both processes."""
+    program = f"""
+import os, signal
+from bert_jax.runtime import watchdog
+shell = watchdog.explain_abort("of ours: 100% 'so' \\\\n")
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    shell.send_signal(number)
+{end}
+"""
+    run = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert run.returncode == code
+    if explained:
+        assert run.stderr.startswith("Fatal Python error: Aborted\n")
+        assert run.stderr.endswith("\n\nof ours: 100% 'so' \\n\n")
+    else:
+        assert run.stderr == ""
