@@ -13,6 +13,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import socket
 import time
 from collections.abc import Callable, Iterable
 
@@ -32,7 +33,7 @@ from bert_jax.runtime.config_fields import check_required
 from bert_jax.runtime.errors import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training import diagnosis, forecast, metrics, monitoring
+from bert_jax.training import forecast, health, metrics, monitoring
 from bert_jax.training.branch import find_branch
 from bert_jax.training.goodput import StepTimer
 from bert_jax.training.initial_weights import (
@@ -94,6 +95,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         )
         check_special_tokens(tokenizer, setup.model.config)
         check_segments(phases, setup.model.config)
+        estimates = forecast.read_estimates(config.estimate, setup)
         weights = choose_weights(setup, source, teacher)
         sharding = batch_sharding(setup.mesh)
 
@@ -129,6 +131,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     # The first two steps that a process runs are not profiled.
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     forecast.log_run(setup, first_step)
+    hosts = distributed.allgather_texts(socket.gethostname())
+    if len(hosts) > 1:
+        logging.info(
+            "Hosts by process: %s", ", ".join(f"{n} {host}" for n, host in enumerate(hosts))
+        )
     if checkpoint:
         logging.info("Resuming from step %d in %s", first_step, checkpoint.parents[1])
         watchdog.beat(f"restoring step {first_step}")
@@ -137,10 +144,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         # With these metrics, the next report equals that of an uninterrupted run.
         unreported, owes_evaluation = read_unreported(saved), saved.get("owes_evaluation", False)
         lowest_loss = saved.get("lowest_loss")  # Of the phase's reports.
+        recent_losses = saved.get("recent_losses", [])  # Of its last steps that were reported.
     else:
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, weights)
-        unreported, owes_evaluation, lowest_loss = [], False, None
+        unreported, owes_evaluation, lowest_loss, recent_losses = [], False, None, []
     frozen = place_frozen(setup, teacher)
     lengths = trained_lengths(phases, weights)
     del source, weights, teacher  # Frees their memory.
@@ -154,7 +162,13 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     stop_request = exit_stack.enter_context(contextlib.closing(distributed.StopRequest()))
 
     eval_steps = make_eval_steps(setup, frozen)
-    history = diagnosis.StepHistory()
+
+    def write(step: int, values: dict[str, float]) -> None:
+        """Writes a line of metrics, and logs the alarms that it raises."""
+        writer.write(step, values)
+        for alarm in health.new_alarms(writer.lines, config) if is_main else ():
+            progress.clear()
+            logging.warning("Step %s: %s", f"{step:,}", alarm.text)
 
     @functools.cache
     def baseline(index: int) -> dict[str, float]:
@@ -177,11 +191,12 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             by_source[source] = evaluate(objective, eval_steps[index], params, batches, beat)
         scores = metrics.mean_over_sources(by_source, phases[index].stream.weights)
         scores |= perplexities(objective, scores)
-        writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
-        unigram_entropy = baseline(index)["unigram_entropy"]
-        schedule = schedule_of(config, phases[index].name)
-        loss = scores.get(objective.main_loss)
-        history.log(step, num_steps, loss, unigram_entropy, schedule, config)
+        line = scores
+        if "perplexity" in scores:
+            line = scores | {"unigram_entropy": baseline(index)["unigram_entropy"]}
+        write(step, {f"heldout/{name}": value for name, value in line.items()})
+        if is_main:
+            logging.info("Step %s: %s", f"{step:,}", health.describe(writer.lines, config))
         return scores
 
     if owes_evaluation:
@@ -201,7 +216,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         )
         start = max(first_step, phase.start)
         if start == phase.start:
-            lowest_loss = None
+            lowest_loss, recent_losses = None, []
         batches = pretrain_batches(
             phase.stream, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
@@ -214,12 +229,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             watchdog.beat(f"running step {step}", limited=not compiles)
             state, step_metrics = update_step(state, batch, frozen)
             unreported.append(step_metrics)
-            monitoring.limit_dispatch(unreported)  # Lets the host run only a few steps ahead.
+            with timer.waiting_for_devices():
+                monitoring.limit_dispatch(unreported)  # Lets the host run only a few steps ahead.
             monitoring.profile(workdir / "profile", step - first_step, profile_steps, state)
             if compiles:
                 monitoring.log_first_step(state, f" on rows of {phase.train.max_seq_length} tokens")
                 progress.unpause()  # The time left does not count the compilation.
                 timer.start(step)
+                waits.clear()  # The first batch waited for the readers to start.
             progress.update()
 
             stops = stop_request.should_stop()  # All processes agree on the step.
@@ -233,15 +250,19 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 continue
 
             # Waits for the steps. No state is saved after a loss or norm that is not finite.
-            unreported = jax.device_get(unreported)
-            monitoring.check_finite(unreported, step)
+            with timer.waiting_for_devices():
+                unreported = jax.device_get(unreported)
+            monitoring.check_finite(unreported, step, checkpointer.last_checkpoint)
             timer.stop()
             if reports:
                 values = train_metrics(objective, unreported)
+                values |= health.extremes(unreported, recent_losses, config)
                 values["learning_rate"] = float(setup.schedule(step - 1))
-                values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
+                if waits:  # The only step did not compile.
+                    values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
                 values |= timer.measure(step, phase.batch_size, phase_setup.flops_per_row)
-                writer.write(step, values)
+                values = metrics.over_processes(values | estimates[phase.name])
+                write(step, values)
                 if step - start <= config.log_every:
                     progress.clear()  # The log line takes its place; it is redrawn below.
                     rows_left = forecast.flops_left(setup.phases, step) / phase_setup.flops_per_row
@@ -252,8 +273,15 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     lowest_loss = min(loss, lowest_loss or loss)
                     if config.stop_diverged:
                         schedule = schedule_of(config, phase.name)
-                        diagnosis.check_diverged(loss, lowest_loss, step, schedule)
-                history.add(unreported, step)
+                        health.check_diverged(
+                            loss,
+                            lowest_loss,
+                            step,
+                            learning_rate=schedule.peak,
+                            warmup_steps=schedule.warmup_steps,
+                        )
+                recent_losses += [float(each["loss"]) for each in unreported]
+                recent_losses = recent_losses[-health.WINDOW :]
                 unreported.clear()
                 waits.clear()
                 checkpointer.check()  # Raises if the last save has failed.
@@ -269,6 +297,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     # A stop leaves no time for it: the resumed run does it.
                     "owes_evaluation": evaluates and stops,
                     "lowest_loss": lowest_loss,
+                    "recent_losses": recent_losses,
                 }
                 checkpointer.save(state)  # Returns once the state is copied; writes in background.
             if stops:

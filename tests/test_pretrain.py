@@ -408,10 +408,10 @@ def test_held_out_rows_of_each_corpus_of_a_mixture_are_evaluated(corpus, tmp_pat
 def test_a_resumed_run_is_compared_with_the_lowest_loss_before(corpus, tmp_path, monkeypatch):
     compared = []
 
-    def check_diverged(loss, lowest_loss, step, schedule):
+    def check_diverged(loss, lowest_loss, step, **schedule):
         compared.append((step, loss, lowest_loss))
 
-    monkeypatch.setattr(pretrain.diagnosis, "check_diverged", check_diverged)
+    monkeypatch.setattr(pretrain.health, "check_diverged", check_diverged)
     config = small_config(corpus, log_every=2, eval_every=0)
     pretrain.train_and_evaluate(config, tmp_path / "whole")
     whole = compared.copy()

@@ -1,4 +1,4 @@
-"""Plots the curves of a run, or of several in one figure.
+"""Plots the curves of a run, or of several in one figure, and prints the alarms of pre-training.
 
 python tools/plot.py WORKDIR [--output=FILE]
 python tools/plot.py WORKDIR WORKDIR ... [--output=FILE]
@@ -18,6 +18,7 @@ from absl import app, flags
 from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.training.health import Alarm, all_alarms
 
 matplotlib.use("Agg")
 from matplotlib import pyplot, ticker
@@ -31,7 +32,32 @@ PRETRAINING = {
     "nsp_accuracy": ("next-sentence accuracy", "chance"),
     "goodput": ("goodput, since the first start", None),
 }
-TITLES = {name: title for name, (title, _) in PRETRAINING.items()}
+# Of pre-training, too: whether the run is healthy.
+HEALTH = {
+    "loss": "loss",
+    "gradient_norm": "gradient norm",
+    "rows_per_second": "rows per second",
+    "data_wait_seconds": "time of the host (s per step)",
+}
+# The panels in which an alarm is marked.
+ALARMS = {
+    "loss spike": ("loss",),
+    "plateau": ("mlm_loss", "next_token_loss"),
+    "slow": ("rows_per_second",),
+    "input-bound": ("data_wait_seconds",),
+    "slow host": ("data_wait_seconds",),
+}
+# Metrics that are drawn as further curves in the panel of another: its name, and the curve's.
+BESIDE = {
+    "max_loss": ("loss", "largest of a step"),
+    "max_gradient_norm": ("gradient_norm", "largest of a step"),
+    "estimated_rows_per_second": ("rows_per_second", "estimated"),
+    "data_wait_seconds": ("data_wait_seconds", "wait for a batch"),
+    "host_seconds": ("data_wait_seconds", "host's own"),
+    "slowest_host_seconds": ("data_wait_seconds", "slowest host's own"),
+    "step_seconds": ("data_wait_seconds", "whole step"),
+}
+TITLES = {name: title for name, (title, _) in PRETRAINING.items()} | HEALTH
 COLORS = {"train": "tab:blue", "held-out": "tab:red", "dev": "tab:red", "": "tab:green"}
 OTHER_COLORS = ("tab:orange", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan")
 RUN_COLORS = ("tab:blue", "tab:red", "tab:green", *OTHER_COLORS)
@@ -61,6 +87,7 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
             if key != "step" and not key.startswith("final/"):
                 split, name, *entity_type = key.split("/") if "/" in key else ("", key)
                 curve = " ".join([split.replace("heldout", "held-out"), *entity_type])
+                name, curve = BESIDE.get(name, (name, curve))
                 steps, values = panels.setdefault(name, {}).setdefault(curve, ([], []))
                 steps.append(record["step"])
                 values.append(value)
@@ -70,7 +97,7 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
 def panels_with_data(panels: dict) -> list[str]:
     """Returns the names of the metrics to draw, in order."""
     if PRETRAINING.keys() & panels:
-        return [name for name in (*PRETRAINING, "learning_rate") if name in panels]
+        return [name for name in (*PRETRAINING, *HEALTH, "learning_rate") if name in panels]
     scores = [name for name, curves in panels.items() if curves.keys() - {"train", ""}]
     return [name for name in dict.fromkeys(["loss", *scores, "learning_rate"]) if name in panels]
 
@@ -90,10 +117,15 @@ def read_runs(workdir: pathlib.Path) -> list[dict]:
     return runs
 
 
-def read_baselines(workdir: pathlib.Path) -> dict[str, float]:
-    """Returns the scores that need no model: those of the unigrams, and chance."""
+def read_baselines(workdir: pathlib.Path, panels: dict) -> dict[str, float]:
+    """Returns the scores that need no model: those of the unigrams, and chance.
+
+    `panels` are the metrics, whose last evaluation has the entropy also before the end of the run.
+    """
     path = workdir / "result.json"
     result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for _, values in panels.get("unigram_entropy", {}).values():
+        result.setdefault("unigram_entropy", values[-1])
     result["chance"] = 0.5
     return {name: result[name] for _, name in PRETRAINING.values() if name in result}
 
@@ -107,9 +139,20 @@ def starts_of_later_phases(workdir: pathlib.Path) -> tuple[int, ...]:
     return tuple(itertools.accumulate(lengths))[:-1]
 
 
+def read_alarms(workdir: pathlib.Path) -> list[Alarm]:
+    """Returns the alarms of a run of pre-training; none of another run, nor without config.json."""
+    path = workdir / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "corpus" not in config:
+        return []
+    lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return all_alarms([json.loads(line) for line in lines], config)
+
+
 def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     """Plots losses, accuracies or scores, and the learning rate over steps.
 
+    Of pre-training it also plots gradient norm, speed and wait for data, and of one run its alarms.
     A run with several seeds has one line per seed; a dotted line marks the start of each later
     phase of pre-training. Several runs have a color each, and their names in the legend; baselines
     and these starts are drawn only if they are the same for all. The legend is beside
@@ -125,8 +168,9 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     )
     colors = curve_colors([panels for _, panels in runs])
     run_colors = dict(zip(workdirs, itertools.cycle(RUN_COLORS)))
-    baselines = [read_baselines(workdir) for workdir in workdirs]
+    baselines = [read_baselines(workdir, panels) for workdir, panels in runs]
     phases = {starts_of_later_phases(workdir) for workdir in workdirs}
+    alarms = [] if several else read_alarms(*workdirs)
     for axis, name in itertools.zip_longest(axes.flat, names):
         if name is None:
             axis.remove()
@@ -152,6 +196,10 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
         for start in starts:
             label = "start of a later phase" if start == starts[0] else None
             axis.axvline(start, label=label, color="black", linestyle=":", linewidth=1)
+        marked = [alarm for alarm in alarms if name in ALARMS[alarm.name]]
+        for alarm in marked:
+            label = "alarm" if alarm is marked[0] else None
+            axis.axvline(alarm.step, label=label, color="gold", linewidth=3, zorder=0)
         axis.set_title(TITLES.get(name, name.replace("_", " ")))
         axis.set_xlabel("step")
         axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5, integer=True))
@@ -171,7 +219,7 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
 
 
 def main(argv: list[str], output: str | None = None) -> None:
-    """Plots the runs in the workdirs `argv[1:]` into a file, and prints its path."""
+    """Plots the runs in the workdirs `argv[1:]` into a file, and prints its path and the alarms."""
     if len(argv) == 1:
         raise app.UsageError("expected the workdir of one or several runs")
     names = list(dict.fromkeys(argv[1:]))
@@ -186,9 +234,17 @@ def main(argv: list[str], output: str | None = None) -> None:
     output = output or ("curves.png" if len(workdirs) > 1 else workdirs[0] / "curves.png")
     try:
         draw(*workdirs).savefig(output, dpi=120)
+        alarms = {workdir: read_alarms(workdir) for workdir in workdirs}
     except (OSError, ValueError) as error:  # ValueError: unknown image format.
         sys.exit(f"plot: {describe_error(error)}")
     print(output)
+    for workdir, found in alarms.items():
+        for name in dict.fromkeys(alarm.name for alarm in found):
+            same = [alarm for alarm in found if alarm.name == name]
+            steps = f"step {same[-1].step:,}"
+            if len(same) > 1:
+                steps += f" and {len(same) - 1} times before, since step {same[0].step:,}"
+            print(f"{workdir}, {steps}: {same[-1].text}")
 
 
 if __name__ == "__main__":

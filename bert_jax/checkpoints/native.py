@@ -84,6 +84,12 @@ class Checkpointer:
         """Returns the step of the latest complete checkpoint, or None."""
         return max(saved_steps(self.directory), default=None)
 
+    def last_checkpoint(self) -> pathlib.Path | None:
+        """Waits for the current write; returns the latest complete checkpoint, or None."""
+        self.wait()
+        step = self.latest_step()
+        return None if step is None else self.directory / str(step)
+
     def save(self, state) -> None:
         """Starts writing `state` after the previous write has finished."""
         self.wait()

@@ -1,5 +1,6 @@
 """Logs the size of a pre-training run when it starts, and estimates the time that it will take."""
 
+import json
 import os
 from collections.abc import Sequence
 
@@ -7,6 +8,9 @@ import jax
 from absl import logging
 
 from bert_jax.data.rows import corpus_warnings
+from bert_jax.runtime.buckets import as_path
+from bert_jax.training.health import describe_speed
+from bert_jax.training.metrics import throughput
 from bert_jax.training.phases import Phase
 from bert_jax.training.pretrain_setup import PhaseSetup, PretrainSetup
 
@@ -30,6 +34,50 @@ def flops_left(phases: Sequence[PhaseSetup], step: int) -> float:
         num_steps = max(each.phase.stop - max(step, each.phase.start), 0)
         num_flops += num_steps * each.phase.batch_size * each.flops_per_row
     return num_flops
+
+
+def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float]]:
+    """Returns the estimated speed of each phase by its name, as the metrics of its reports.
+
+    `path` is of the JSON file of tools/tpu_report.py, or "": no phase has an estimate. Nor has one
+    that the file lacks. The time of a step includes collectives that are not overlapped. Raises
+    ValueError if the file is of other devices, or of none of these phases.
+    """
+    estimates = {each.phase.name: {} for each in setup.phases}
+    if not path:
+        return estimates
+    try:
+        report = json.loads(as_path(path).read_text(encoding="utf-8"))
+        devices = report["device_kind"], report["num_devices"]
+        seconds = {
+            (each["max_seq_length"], each["batch_size"]): each["step_seconds"]
+            + each["exposed_seconds"]
+            for each in report["phases"]
+            if each["fits"]
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"config.estimate={path} is not a report of a pre-training run ({error!r}): write it "
+            "with tools/tpu_report.py --config=... --topology=... --json=FILE"
+        ) from error
+    found = setup.mesh.devices.flat[0].device_kind, setup.mesh.devices.size
+    if devices != found:
+        raise ValueError(
+            f"config.estimate={path} is of {devices[1]} devices {devices[0]}, but this run has "
+            f"{found[1]} devices {found[0]}: write one with --topology of these, or leave it out"
+        )
+    for each in setup.phases:
+        size = each.phase.train.max_seq_length, each.phase.batch_size
+        if size in seconds:
+            speed = throughput(each.phase.batch_size, seconds[size], each.flops_per_row)
+            estimates[each.phase.name] = {f"estimated_{name}": speed[name] for name in speed}
+    if not any(estimates.values()):
+        sizes = " or ".join(f"{rows} rows of {length} tokens" for length, rows in seconds)
+        raise ValueError(
+            f"config.estimate={path} is of steps of {sizes or 'a configuration that does not fit'}"
+            f", but this run has none of these: write one for this configuration"
+        )
+    return estimates
 
 
 def log_run(setup: PretrainSetup, first_step: int) -> None:
@@ -96,7 +144,7 @@ def log_step(step: int, values: dict[str, float], batch_size: int, rows_left: fl
     text = f"Step {step:,}: loss {values['train/loss']:.3f}"
     if rate := values.get("rows_per_second"):  # The first step compiled.
         left = "; the rest takes about " + duration(rows_left / rate) if rows_left else ""
-        text += f", {batch_size / rate:.3g} s per step{left}"
+        text += f", {batch_size / rate:.3g} s per step, {describe_speed(values)}{left}"
     logging.info(text)
 
 

@@ -1,8 +1,10 @@
 """Times the steps of a pre-training run: throughput, and goodput over all its restarts."""
 
+import contextlib
 import json
 import pathlib
 import time
+from collections.abc import Iterator
 
 import psutil
 from absl import logging
@@ -26,6 +28,10 @@ class StepTimer:
     removes the records after the checkpoint, and the count continues from the last record before
     it, up to `log_every` steps earlier.
 
+    The host's own time of a step is what it does not wait for its devices: reading the batch and
+    dispatching the step. All hosts take the same time for a step, since each waits for the others
+    in its collectives; the slowest of them is the one with the most time of its own.
+
     `started` is the `time.monotonic()` at which this process began the run, and `writes` says
     whether it writes shared files.
     """
@@ -40,7 +46,7 @@ class StepTimer:
             self._first_start = json.loads(path.read_text(encoding="utf-8"))["unix_time"]
         elif writes:
             write_json(path, {"unix_time": self._first_start})
-        self._step, self._since, self._seconds = 0, 0.0, 0.0
+        self._step, self._since, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
         if self._productive:
             self.log()
 
@@ -50,7 +56,14 @@ class StepTimer:
 
     def start(self, step: int) -> None:
         """Starts to count after `step`; only training steps follow until `stop`."""
-        self._step, self._since = step, time.monotonic()
+        self._step, self._since, self._waited = step, time.monotonic(), 0.0
+
+    @contextlib.contextmanager
+    def waiting_for_devices(self) -> Iterator[None]:
+        """Does not count the seconds of its body as the host's own."""
+        started = time.monotonic()
+        yield
+        self._waited += time.monotonic() - started
 
     def stop(self) -> None:
         """Counts the seconds since `start`, before a report, an evaluation or a save."""
@@ -58,12 +71,14 @@ class StepTimer:
         self._productive += self._seconds
 
     def measure(self, step: int, batch_size: int, row_flops: float) -> dict[str, float]:
-        """Returns the metrics at the `stop` after `step`, with throughput unless it compiled."""
+        """Returns the metrics at the `stop` after `step`, with its speed unless it compiled."""
         values = {"seconds": self.seconds(), "productive_seconds": self._productive}
         values["goodput"] = self.goodput()
         if step > self._step:
-            num_rows = (step - self._step) * batch_size
-            values |= throughput(num_rows, self._seconds, row_flops)
+            num_steps = step - self._step
+            values["step_seconds"] = self._seconds / num_steps
+            values["host_seconds"] = (self._seconds - self._waited) / num_steps
+            values |= throughput(batch_size, values["step_seconds"], row_flops)
         return values
 
     def goodput(self) -> float:

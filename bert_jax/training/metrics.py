@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
@@ -38,6 +39,7 @@ PEAK_FLOPS = {
 
 
 METRICS = "metrics.jsonl"
+MAX_LINES = 1000  # Records that are kept in memory.
 
 
 class MetricsWriter:
@@ -50,6 +52,7 @@ class MetricsWriter:
     Attributes:
       seconds: the run time up to `first_step`.
       productive_seconds: those of them that `goodput.StepTimer` counted as productive.
+      lines: the last records, up to `MAX_LINES`, if it writes.
       directory: where the files are written: the workdir, or a local directory if that is on a
         bucket, whose files cannot be appended to. `sync` copies all files in it to the bucket,
         those of other writers included.
@@ -85,6 +88,7 @@ class MetricsWriter:
             return
         self._path, self._tensorboard = self.directory / METRICS, self.directory / "tensorboard"
         self._written = {(record["step"], *record.keys()) for record in kept}
+        self.lines = kept[-MAX_LINES:]
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         with add_path_to_errors(self._tensorboard):
             self._tensorboard.mkdir(exist_ok=True)
@@ -97,8 +101,9 @@ class MetricsWriter:
         """Writes `metrics`, unless they were written before the run was resumed."""
         if not self._writes or (step, "step", *metrics) in self._written:
             return
+        self.lines = [*self.lines[1 - MAX_LINES :], {"step": step} | metrics]
         with add_path_to_errors(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step} | metrics) + "\n")
+            file.write(json.dumps(self.lines[-1]) + "\n")
         with add_path_to_errors(self._tensorboard):
             for name, value in metrics.items():
                 self._write_event(step, summary=scalar(name, value))
@@ -178,6 +183,26 @@ def timed(items: Iterable, waits: list[float]) -> Iterator:
         waits.append(time.monotonic() - started)
         yield item
         started = time.monotonic()
+
+
+def over_processes(values: dict[str, float]) -> dict[str, float]:
+    """Returns the metrics of a report with the times of all processes, if there are several.
+
+    `data_wait_seconds` becomes the longest, `host_seconds` the median; `slowest_process` is the
+    index of the one with the longest `host_seconds`, which are `slowest_host_seconds`. Every
+    process must call it.
+    """
+    names = ["data_wait_seconds", "host_seconds"]
+    if jax.process_count() == 1 or "host_seconds" not in values:
+        return values
+    times = multihost_utils.process_allgather(np.array([values[name] for name in names]))
+    waits, own = np.asarray(times, np.float64).T
+    return values | {
+        "data_wait_seconds": float(waits.max()),
+        "host_seconds": float(np.median(own)),
+        "slowest_host_seconds": float(own.max()),
+        "slowest_process": int(own.argmax()),
+    }
 
 
 def perplexity(loss: float) -> float:

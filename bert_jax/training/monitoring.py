@@ -8,6 +8,7 @@ import platform
 import re
 import statistics
 import time
+from collections.abc import Callable
 
 import filelock
 import jax
@@ -39,7 +40,7 @@ def progress_bar(first_step: int, num_steps: int) -> tqdm.tqdm:
 
 def show(progress: tqdm.tqdm, values: dict[str, float], main_accuracy: str) -> None:
     """Shows the most important of a step's metrics beside the progress bar."""
-    names = ("train/loss", f"train/{main_accuracy}", "rows_per_second", "mfu")
+    names = ("train/loss", f"train/{main_accuracy}", "rows_per_second", "mfu", "estimated_mfu")
     shown = {name.removeprefix("train/"): values[name] for name in names if name in values}
     progress.set_postfix(shown)
 
@@ -69,16 +70,25 @@ def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> 
             jax.profiler.stop_trace()
 
 
-def check_finite(step_metrics: list[dict], last_step: int) -> None:
-    """Raises Diverged if a loss or norm of the steps up to `last_step` is not finite."""
+def check_finite(
+    step_metrics: list[dict],
+    last_step: int,
+    last_checkpoint: Callable[[], pathlib.Path | None],
+) -> None:
+    """Raises Diverged if a loss or norm of the steps up to `last_step` is not finite.
+
+    `last_checkpoint` returns the last one that was saved, which is from before such a step.
+    """
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
-                raise Diverged(
-                    f"the {name} of step {step} is {values[name]}; no checkpoint contains it. "
-                    "Start in a new workdir with a lower learning rate or a longer warm-up",
-                    step,
-                )
+                fix = "Start in a new workdir with a lower learning rate or a longer warm-up"
+                if checkpoint := last_checkpoint():
+                    saved = f"the last checkpoint before it is {checkpoint}"
+                    fix += f", from the start or from its weights: config.init_from={checkpoint}"
+                else:
+                    saved = "there is no checkpoint"
+                raise Diverged(f"the {name} of step {step} is {values[name]}; {saved}. {fix}", step)
 
 
 def mean_over_steps(step_metrics: list[dict]) -> dict:

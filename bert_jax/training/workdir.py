@@ -34,6 +34,7 @@ NO_FIELDS = (
     "pruned",
     "owes_evaluation",
     "lowest_loss",
+    "recent_losses",
     # Fields of earlier versions.
     "topology",
     "stacked_trials",

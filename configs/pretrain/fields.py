@@ -290,6 +290,11 @@ RUNNING = {
         "saves reading terabytes once more.",
     ),
     "profile_steps": Field(0, "Steps whose trace is written to the workdir, from the third."),
+    "estimate": Field(
+        "",
+        "The file that `tools/tpu_report.py --json=FILE` wrote for this configuration and these "
+        "devices, to compare the speed of the run with.",
+    ),
     "tracker": Field(
         "",
         'Also send metrics to "wandb", "mlflow" or "trackio" (pip install \'bert_jax[trackers]\').',

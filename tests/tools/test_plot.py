@@ -36,7 +36,9 @@ def curves(workdir) -> dict[str, list[str]]:
 
 def test_pretraining(tmp_path):
     names = "train/loss train/mlm_loss train/mlm_accuracy train/nsp_accuracy learning_rate seconds"
-    names += " productive_seconds goodput"
+    names += " productive_seconds goodput train/max_loss rows_per_second data_wait_seconds"
+    names += " train/gradient_norm train/max_gradient_norm estimated_rows_per_second step_seconds"
+    names += " host_seconds"
     names += " heldout/mlm_loss heldout/mlm_accuracy heldout/nsp_accuracy heldout/perplexity"
     write_metrics(tmp_path / "run", names)
     (tmp_path / "run" / "result.json").write_text(json.dumps({"unigram_entropy": 6.8}))
@@ -45,8 +47,36 @@ def test_pretraining(tmp_path):
         "masked-LM accuracy": ["train", "held-out"],
         "next-sentence accuracy": ["train", "held-out", "chance"],
         "goodput, since the first start": [],
+        "loss": ["train", "largest of a step"],
+        "gradient norm": ["train", "largest of a step"],
+        "rows per second": ["estimated"],
+        "time of the host (s per step)": ["wait for a batch", "whole step", "host's own"],
         "learning rate": [],
     }
+
+
+def write_run_with_a_spike(workdir) -> None:
+    workdir.mkdir()
+    lines = [{"step": step, "train/loss": 5.0, "learning_rate": 1.0} for step in (10, 20, 30)]
+    lines[1] |= {"train/max_loss": 9.0, "train/loss_spikes": 1}
+    (workdir / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    config = {"corpus": "c", "num_steps": 30, "warmup_steps": 0, "beta2": 0.9, "log_every": 10}
+    (workdir / "config.json").write_text(json.dumps(config))
+
+
+def test_alarms_are_marked_and_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = pathlib.Path("a")
+    write_run_with_a_spike(run)
+    assert curves(run) == {"loss": ["train", "largest of a step", "alarm"], "learning rate": []}
+    (mark,) = [line for line in plot.draw(run).axes[0].lines if line.get_label() == "alarm"]
+    assert set(mark.get_xdata()) == {20}
+    write_metrics(pathlib.Path("b"), "train/loss train/mlm_loss heldout/unigram_entropy")
+    assert curves(pathlib.Path("b"))["masked-LM loss (nats)"] == ["train", "unigram entropy"]
+    plot.main(["plot", "a", "b"])
+    path, printed = capsys.readouterr().out.splitlines()
+    assert path == "curves.png"
+    assert printed.startswith("a, step 20: the loss has a spike, of up to 9.000")
 
 
 def test_starts_of_later_phases_are_marked_in_each_panel(tmp_path):

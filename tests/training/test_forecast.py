@@ -1,6 +1,7 @@
 """Estimates of size and time, before and during a run's first steps."""
 
 import dataclasses
+import json
 import types
 
 import jax
@@ -123,8 +124,17 @@ def test_days_on_a_cpu_are_a_warning(
     ("values", "rows_left", "expected"),
     [
         ({}, 800, "Step 5: loss 9.125"),
-        ({"rows_per_second": 16.0}, 16 * 9000, "Step 5: loss 9.125, 0.5 s per step; the rest "),
-        ({"rows_per_second": 16.0}, 0, "Step 5: loss 9.125, 0.5 s per step"),
+        (
+            {"rows_per_second": 16.0},
+            16 * 9000,
+            "Step 5: loss 9.125, 0.5 s per step, 16 rows per second; the rest ",
+        ),
+        (
+            {"rows_per_second": 16.0, "mfu": 0.25, "estimated_mfu": 0.5},
+            0,
+            "Step 5: loss 9.125, 0.5 s per step, 16 rows per second, MFU 25.0% (estimated: MFU "
+            "50.0%)",
+        ),
     ],
 )
 def test_first_steps_are_logged_with_the_remaining_time(caplog, values, rows_left, expected):
@@ -133,6 +143,51 @@ def test_first_steps_are_logged_with_the_remaining_time(caplog, values, rows_lef
     if expected.endswith("the rest "):
         expected += "takes about 2.5 hours"
     assert [record.getMessage() for record in caplog.records] == [expected]
+
+
+def phase_report(length: int, batch_size: int, **changes) -> dict:
+    sizes = {"max_seq_length": length, "batch_size": batch_size, "fits": True}
+    return sizes | {"step_seconds": 0.25, "exposed_seconds": 0.75} | changes
+
+
+def write_estimate(path, *phases, device_kind="TPU v4", num_devices=2) -> str:
+    report = {"device_kind": device_kind, "num_devices": num_devices, "phases": phases}
+    path.write_text(json.dumps(report))
+    return str(path)
+
+
+def setup_on_tpus():
+    devices = np.array([types.SimpleNamespace(device_kind="TPU v4")] * 2)
+    mesh = types.SimpleNamespace(devices=devices.reshape(1, 2, 1, 1))
+    return types.SimpleNamespace(phases=setup().phases, mesh=mesh)
+
+
+def test_estimated_speed_is_of_the_phase_with_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: setup_on_tpus().mesh.devices.flat)
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert forecast.read_estimates("", setup_on_tpus()) == {"": {}}
+    path = write_estimate(tmp_path / "report.json", phase_report(512, 8), phase_report(64, 8))
+    (found,) = forecast.read_estimates(path, setup_on_tpus()).values()
+    # 640 FLOPs for a row, at the peak of two chips.
+    expected = {"rows_per_second": 8.0, "mfu": 8 * 640 / (2 * 275e12)}
+    assert found == {f"estimated_{name}": value for name, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("phase", "changes", "message"),
+    [
+        (phase_report(64, 8), {"num_devices": 4}, "4 devices TPU v4, but this run has 2"),
+        (phase_report(64, 8), {"device_kind": "TPU v5e"}, "2 devices TPU v5e, but"),
+        (phase_report(64, 16), {}, "16 rows of 64 tokens, but this run has none"),
+        (phase_report(64, 8, fits=False), {}, "does not fit"),
+        ({"max_seq_length": 64}, {}, "is not a report of a pre-training run"),
+        ("text", {}, "is not a report of a pre-training run"),
+    ],
+)
+def test_estimate_of_another_run_is_refused_by_name(phase, changes, message, tmp_path):
+    path = write_estimate(tmp_path / "report.json", phase, **changes)
+    with pytest.raises(ValueError, match=rf"^config\.estimate=.*report\.json .*{message}"):
+        forecast.read_estimates(path, setup_on_tpus())
 
 
 def test_numbers_are_written_in_a_suitable_unit():

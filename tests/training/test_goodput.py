@@ -66,6 +66,19 @@ def test_goodput_leaves_out_starts_evaluations_and_repeated_steps(tmp_path, cloc
     assert json.loads((tmp_path / "first_start.json").read_text()) == {"unix_time": 1000}
 
 
+def test_time_of_a_step_that_the_host_does_not_wait_for_devices_is_its_own(tmp_path, clock):
+    timer = StepTimer(tmp_path, MetricsWriter(tmp_path), 0.0, writes=True)
+    for start in (4, 8):  # Each start counts anew.
+        timer.start(start)
+        for _ in range(4):
+            clock.now += 0.5
+            with timer.waiting_for_devices():
+                clock.now += 2
+    timer.stop()
+    values = timer.measure(12, 8, 1.0)
+    assert values["step_seconds"] == 2.5 and values["host_seconds"] == 0.5
+
+
 def test_run_that_is_killed_before_its_first_checkpoint_keeps_its_first_start(tmp_path, clock):
     run_process(tmp_path, clock, 0, 4, report_at=(4,))
     clock.now = 70.0

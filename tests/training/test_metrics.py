@@ -30,6 +30,23 @@ def test_resuming_removes_later_and_broken_lines(tmp_path):
     assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 0.5), (3, 0.5)]
 
 
+def test_times_of_all_processes_name_the_slowest(monkeypatch):
+    values = {"train/loss": 1.0, "data_wait_seconds": 0.25, "host_seconds": 0.5}
+    assert metrics.over_processes(values) == values
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    others = np.array([[0.125, 4.0], [1.0, 1.0]], np.float32)
+    gather = metrics.multihost_utils
+    monkeypatch.setattr(gather, "process_allgather", lambda own: np.stack([own, *others]))
+    assert metrics.over_processes(values) == {
+        "train/loss": 1.0,
+        "data_wait_seconds": 1.0,
+        "host_seconds": 1.0,
+        "slowest_host_seconds": 4.0,
+        "slowest_process": 1,
+    }
+    assert metrics.over_processes({"train/loss": 1.0}) == {"train/loss": 1.0}  # It compiled.
+
+
 def test_unigram_baseline_equals_a_count_in_plain_python(corpus):
     rows = Rows(corpus, "heldout")
     special = (0, 1, 2, 3, 4)

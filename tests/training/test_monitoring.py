@@ -27,11 +27,18 @@ def test_report_is_the_mean_over_all_predictions_of_the_steps():
     assert scores["nsp_loss"] == scores["nsp_accuracy"] == 0.5
 
 
-def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number():
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [
+        (pathlib.Path("runs/a/checkpoints/6"), r"before it is (\S+)\. .*: config\.init_from=\1$"),
+        (None, "there is no checkpoint"),
+    ],
+)
+def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number(checkpoint, message):
     steps = [step_metrics(loss) for loss in (1.0, float("nan"), 1.0)]
-    with pytest.raises(Diverged, match="the loss of step 8 is nan"):
-        monitoring.check_finite(steps, 9)
-    monitoring.check_finite([step_metrics(1.0)], 9)
+    with pytest.raises(Diverged, match=f"the loss of step 8 is nan; .*{message}"):
+        monitoring.check_finite(steps, 9, lambda: checkpoint)
+    monitoring.check_finite([step_metrics(1.0)], 9, pytest.fail)
 
 
 def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
