@@ -6,7 +6,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 3 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity keras-parity faults report-test manifest-test bucket-test beam-test input-test lint lock clean
+.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity keras-parity faults report-test tpu-tables manifest-test bucket-test beam-test input-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -88,6 +88,12 @@ faults: .venv/installed
 report-test: .venv/compiler
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py tests/tools/test_rent.py \
 		tests/sharding/test_mesh.py
+
+# Compiles every pod configuration, for hours, and writes the table of docs/log. Stopped, it goes on
+# with the next configuration; `rm -r runs/tpu_tables` after a change of the step.
+tpu-tables: .venv/compiler
+	JAX_PLATFORMS=cpu $(BIN)/python tools/tpu_report.py --all --reports=runs/tpu_tables \
+		--markdown=docs/log/2026-11-tpu-configurations.md
 
 # Validates the JobSet of tools/launch_gke.py with the schemas of Kubernetes and JobSet.
 JOBSET := https://raw.githubusercontent.com/kubernetes-sigs/jobset/v0.12.0

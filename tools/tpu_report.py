@@ -98,6 +98,12 @@ MESHES = flags.DEFINE_list(
 REMAT = flags.DEFINE_list("sweep_remat", list(CHOICES["remat"]), "Remat policies to compare.")
 ALL = flags.DEFINE_bool("all", False, "Report every pod configuration, in one table.")
 MARKDOWN = flags.DEFINE_string("markdown", None, "Markdown file to write the table of --all to.")
+REPORTS = flags.DEFINE_string(
+    "reports",
+    None,
+    "Directory that keeps the report of each configuration of --all, so that the same command goes "
+    "on where it was stopped. Those of another version of the compiler are made again.",
+)
 
 # Flags that have no effect, by mode.
 REPORT_FLAGS = (
@@ -114,6 +120,7 @@ PRETRAINING_FLAGS = (
     *SWEEP_FLAGS,
     "sweep",
     "markdown",
+    "reports",
     "phases",
     "max_seq_length",
     "long_max_seq_length",
@@ -122,8 +129,8 @@ PRETRAINING_FLAGS = (
 )
 FINETUNING_FLAGS = ("model_size", "train_examples")
 UNUSED_FLAGS = {
-    "a single report": (*SWEEP_FLAGS, "markdown", *FINETUNING_FLAGS),
-    "--sweep": (*REPORT_FLAGS, "markdown", *FINETUNING_FLAGS),
+    "a single report": (*SWEEP_FLAGS, "markdown", "reports", *FINETUNING_FLAGS),
+    "--sweep": (*REPORT_FLAGS, "markdown", "reports", *FINETUNING_FLAGS),
     "a configuration of trials": (*REPORT_FLAGS[1:], *PRETRAINING_FLAGS, "train_examples"),
     "a bi-encoder": PRETRAINING_FLAGS,
     "--all": (*REPORT_FLAGS, *SWEEP_FLAGS, "sweep", "config", "topology", *FINETUNING_FLAGS),
@@ -175,7 +182,7 @@ def run() -> bool:
     """Runs what the flags select. Returns whether everything fits, or in a sweep anything."""
     check_flags()
     if ALL.value:
-        return pod_table.report_all(plan_phases, MARKDOWN.value)
+        return pod_table.report_all(plan_phases, MARKDOWN.value, REPORTS.value)
     config = CONFIG.value
     if config is None:
         raise ValueError("expected --config=FILE or --all")

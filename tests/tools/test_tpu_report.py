@@ -304,8 +304,7 @@ def test_sweep_of_invalid_meshes_exits_with_an_error():
 # Runs --all with reports that are given, not compiled.
 REPORT_ALL = """
 import sys
-from bert_jax.pods.estimate import pod_table
-from bert_jax.pods.estimate import pod_report
+from bert_jax.pods.estimate import compilation, pod_report, pod_table
 from bert_jax.tools import tpu_report
 
 phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)
@@ -319,17 +318,28 @@ reports = {
     "v5e": ("none", 96.5, {}, ["while"]),
 }
 
+made = []
+
 def fake(config, topology, *_):
+    made.append(topology)
     remat, flops, estimates, loops = reports[topology.partition(":")[0]]
     found = dict(compiled_flops_per_row=flops, without_estimate=estimates)
     phases = [phase | found | dict(loops_counted_once=loops)]
     return dict(topology=topology, remat=remat, fits=True, phases=phases)
 
 pod_report.report = fake
+compilation.compiler_versions = lambda: {"libtpu": "1.0", "jax": "2.0"}
 pod_table.PODS = [f"pod_base.py:{chip}" for chip in reports]
-sys.argv = ["tpu_report", "--all", "--markdown=PAGE"]
-tpu_report.app.run(tpu_report.main, flags_parser=tpu_report.parse_flags)
+sys.argv = ["tpu_report", "--all", "--markdown=PAGE", "--reports=REPORTS"]
+try:
+    tpu_report.app.run(tpu_report.main, flags_parser=tpu_report.parse_flags)
+finally:
+    print("made:", *made)
 """
+
+
+def report_all(page, reports):
+    return run_python("-c", REPORT_ALL.replace("PAGE", str(page)).replace("REPORTS", str(reports)))
 
 
 @pytest.mark.slow
@@ -338,9 +348,9 @@ def test_table_of_all_pods_shows_wrong_flops_and_missing_cycles(tmp_path):
     page.write_text(
         "before\n<!-- made by tools/tpu_report.py --all -->\n<!-- end of the table -->\nafter\n"
     )
-    result = run_python("-c", REPORT_ALL.replace("PAGE", str(page)))
-    *table, error = result.stdout.splitlines()
-    head, _, *rows, blank, footnote = table
+    result = report_all(page, tmp_path / "reports")
+    *table, error, made = result.stdout.splitlines()
+    head, _, *rows, blank, footnote, _, compiled = table
     column = head.split(" | ").index("compiled FLOPs")
     cells = [row.split(" | ")[column : column + 2] for row in rows]
     assert cells == [["97.4%", "5"], ["", "5 *"], ["96.5%", "5 *"]]
@@ -352,6 +362,18 @@ def test_table_of_all_pods_shows_wrong_flops_and_missing_cycles(tmp_path):
         "compiled FLOPs differ from the analytic ones by more than 3%: pod_base.py:v5e, rows of 128"
     )
     assert result.returncode == 1
+    assert made == "made: v3:4x4 v4:2x2x4 v5e:4x4"
+    assert compiled.startswith("Compiled ") and compiled.endswith(", libtpu 1.0, jax 2.0.")
+
+    # As if it had been stopped, and another compiler had made the first.
+    kept = {each.name: each.read_text() for each in (tmp_path / "reports").iterdir()}
+    (tmp_path / "reports" / "pod_base.py-v5e.json").unlink()
+    v3 = tmp_path / "reports" / "pod_base.py-v3.json"
+    v3.write_text(v3.read_text().replace("1.0", "0.9"))
+    first = page.read_text()
+    assert report_all(page, tmp_path / "reports").stdout.splitlines()[-1] == "made: v3:4x4 v5e:4x4"
+    assert page.read_text() == first
+    assert {each.name: each.read_text() for each in (tmp_path / "reports").iterdir()} == kept
 
 
 @needs_compiler

@@ -5,6 +5,7 @@ before running any JAX computation. The compiler is in `libtpu`, which the `tpu`
 """
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -39,6 +40,11 @@ class DoesNotFit(Exception):
     num_bytes: int | None  # Needed; None if the compiler does not report it.
     limit: int | None
     argument_bytes: int  # Parameters, optimizer state and rows.
+
+
+def compiler_versions() -> dict[str, str]:
+    """Returns the versions of libtpu, which has the compiler, and of jax."""
+    return {name: importlib.metadata.version(name) for name in ("libtpu", "jax")}
 
 
 def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:

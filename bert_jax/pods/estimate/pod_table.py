@@ -1,13 +1,15 @@
 """Compares pods: all configurations in one table, or meshes and remat policies of one."""
 
+import datetime
 import importlib
+import json
 import pathlib
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
 from bert_jax.pods.chips import CHIPS, default_shape, format_shape, parse_topology
-from bert_jax.pods.estimate import pod_report, report_text
+from bert_jax.pods.estimate import compilation, pod_report, report_text
 from bert_jax.training.phases import Phase
 
 # The number of chips for which a configuration in configs/pretrain is reported if no --topology is
@@ -65,20 +67,49 @@ def check_page(page: pathlib.Path) -> None:
         )
 
 
-def report_all(plan_phases: Callable[[ConfigDict], tuple], markdown: str | None) -> bool:
+def kept_report(path: pathlib.Path | None, make_report: Callable[[], dict]) -> dict:
+    """Returns the report in a file if this compiler made it; makes it, and writes it, otherwise.
+
+    Its "compiler" has the versions of libtpu and jax, its "date" the day on which it was made.
+    """
+    compiler = compilation.compiler_versions()
+    if path and path.exists():
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if report["compiler"] == compiler:
+            return report
+    report = make_report() | {"compiler": compiler, "date": datetime.date.today().isoformat()}
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    return report
+
+
+def report_all(
+    plan_phases: Callable[[ConfigDict], tuple], markdown: str | None, reports: str | None = None
+) -> bool:
     """Prints the table of all pod configurations, and writes it to the file `markdown`.
 
-    `plan_phases` returns the phases of a configuration and a tokenizer. Returns whether all steps
-    fit and, without remat, have the analytic number of FLOPs.
+    `plan_phases` returns the phases of a configuration and a tokenizer. The report of each
+    configuration is kept in the directory `reports`: the next call takes those that this compiler
+    made. Returns whether all steps fit and, without remat, have the analytic number of FLOPs.
     """
     table = f"| {' | '.join(report_text.COLUMNS)} |\n|{' --- |' * len(report_text.COLUMNS)}\n"
     print(table, end="")
-    all_fit, wrong_flops, footnote, assumed = True, [], "", {}
+    all_fit, wrong_flops, footnote, assumed, made = True, [], "", {}, []
     for name in PODS:
         module, _, argument = name.partition(".py:")
         config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config(argument)
         topology = default_topology(name)
-        report = pod_report.report(config, topology, *plan_phases(config))
+        path = pathlib.Path(reports, f"{name.replace(':', '-')}.json") if reports else None
+        report = kept_report(
+            path,
+            lambda config=config, topology=topology: pod_report.report(
+                config, topology, *plan_phases(config)
+            ),
+        )
+        made.append(report)
         all_fit &= report["fits"]
         chip = parse_topology(topology)[0]
         if CHIPS[chip].max_clock_hz:
@@ -97,6 +128,9 @@ def report_all(plan_phases: Callable[[ConfigDict], tuple], markdown: str | None)
             if report_text.has_missing_cycles(phase):
                 footnote = report_text.FOOTNOTE
     footnote += report_text.clock_footnote(list(assumed))
+    dates = sorted({report["date"] for report in made})
+    versions = ", ".join(f"{name} {version}" for name, version in made[0]["compiler"].items())
+    footnote += f"\nCompiled {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {versions}.\n"
     print(footnote, end="")
     if wrong_flops:
         print(
