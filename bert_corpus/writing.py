@@ -15,7 +15,8 @@ from absl import logging
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from bert_jax.data.rows import MANIFEST, checksum_of_ends
-from bert_jax.runtime.buckets import as_path, cache_directory, copy_to_bucket, is_bucket
+from bert_jax.runtime.buckets import as_path, copy_to_bucket, is_bucket
+from bert_jax.runtime.cache import cache_directory
 
 SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
 FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: identifies the build

@@ -5,7 +5,6 @@ TensorStore. docs/cloud_tpu.md says what differs from a local directory.
 """
 
 import concurrent.futures
-import hashlib
 import importlib.util
 import logging as std_logging
 import os
@@ -17,6 +16,8 @@ from collections.abc import Callable, Sequence
 import fsspec
 from absl import logging
 from etils import epath
+
+from bert_jax.runtime.cache import cache_directory
 
 # Without this, etils would prefer TensorFlow where that is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -94,16 +95,6 @@ def remove_tree(path: pathlib.Path | epath.Path) -> None:
         path.rmtree(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def cache_directory(kind: str, *key: str) -> pathlib.Path:
-    """Returns the directory on this host for local copies of a `kind`, identified by `key`.
-
-    It is in ~/.cache/bert_jax, or in $XDG_CACHE_HOME.
-    """
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
-    return pathlib.Path(root).expanduser().absolute() / "bert_jax" / kind / name
 
 
 def copy_to_cache(directory: epath.Path, newest: str, names: Sequence[str]) -> pathlib.Path:

@@ -16,7 +16,8 @@ import psutil
 import tqdm
 from absl import logging
 
-from bert_jax.runtime.buckets import cache_directory, is_bucket
+from bert_jax.runtime.buckets import is_bucket
+from bert_jax.runtime.cache import cache_directory
 from bert_jax.runtime.errors import Diverged
 
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.

@@ -32,6 +32,7 @@ def test_documented_commands_pass_all_checks(program, count, tmp_path, monkeypat
     for name in ("gcloud", "kubectl"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{ANSWER}' >&2\nexit 1\n")
         (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     documented = commands_of_page(program)
     assert len(documented) == count

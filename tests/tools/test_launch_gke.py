@@ -164,6 +164,7 @@ class Cloud:
         self.plan()
         self.environment = os.environ | {
             "FAKE_CLOUD": str(path),
+            "XDG_CACHE_HOME": f"{path}/cache",
             "PATH": f"{path}/bin:{os.environ['PATH']}",
         }
 

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from bert_jax.runtime.cache import cache_directory
 from bert_jax.runtime.command_line import parse_flags, program_name
 
 # From cloud.google.com/tpu/docs. The Cloud TPU API gets no further chips.
@@ -80,13 +82,13 @@ def check_bucket(bucket: str) -> None:
 
 def last_commit(root: pathlib.Path) -> str:
     """Returns the last commit of the clone `root`. Raises LaunchError if it has changes."""
-    if changed := subprocess.check_output(
-        ["git", "status", "--short"], cwd=root, encoding="utf-8", errors="replace"
-    ):
+    if changed := run_git(root, "status", "--short"):
         raise LaunchError(f"only commits are copied: commit, stash or ignore these\n{changed}")
-    return subprocess.check_output(
-        ["git", "rev-parse", "HEAD"], cwd=root, encoding="utf-8", errors="replace"
-    ).strip()
+    return run_git(root, "rev-parse", "HEAD").strip()
+
+
+def run_git(root: pathlib.Path, *words: str) -> str:
+    return subprocess.check_output(["git", *words], cwd=root, encoding="utf-8", errors="replace")
 
 
 def pack_commit(root: pathlib.Path, commit: str, archive: str) -> None:
@@ -155,18 +157,28 @@ def check_job(root: pathlib.Path, num_slices: int, num_devices: int, job: list[s
     """Raises LaunchError for a job that would fail on its devices, simulated on this machine.
 
     `num_devices` is the number of JAX devices of all slices, and `job` the module of bert_jax to
-    run, such as "pretrain", and its flags.
+    run, such as "pretrain", and its flags. What passed before is not repeated, unless the clone has
+    changes or its commit, the devices, the job, Python or JAX are others.
     """
+    environment = [sys.version, importlib.metadata.version("jax")]
+    key = [run_git(root, "rev-parse", "HEAD"), str(num_slices), str(num_devices), *job]
+    passed = cache_directory("checked_jobs", *environment, *key)
+    has_changes = bool(run_git(root, "status", "--short"))
+    if passed.exists() and not has_changes:
+        print_status(f"this job passed its checks before; to repeat them, remove {passed}")
+        return
     devices_flag = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"}
-    command = [sys.executable, "tools/launch_check.py", str(num_slices), *job]
-    environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
     check = subprocess.run(
-        command,
+        [sys.executable, "tools/launch_check.py", str(num_slices), *job],
         cwd=root,
-        env=environment,
+        env=os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         encoding="utf-8",
         errors="replace",
     )
     if check.returncode:
         raise LaunchError(f"the job would fail: {check.stderr.strip()}")
+    if not has_changes:
+        with contextlib.suppress(OSError):  # Then the next launch checks it again.
+            passed.parent.mkdir(parents=True, exist_ok=True)
+            passed.touch()
