@@ -19,6 +19,7 @@ delete    delete the slice, which stops billing
 docs/cloud_tpu.md explains each step. Not yet run on a real cloud: watch the first launch.
 """
 
+import math
 import pathlib
 import subprocess
 import sys
@@ -83,6 +84,9 @@ POLL_SECONDS = flags.DEFINE_float(
 def read_slice() -> Slice:
     """Returns the slice and the job that the flags describe. Raises LaunchError."""
     _, num_chips, _ = slice_size(TYPE.value)  # Raises for a missing or unknown type.
+    limits = budget.read_budget(num_chips)
+    if limits.limit_seconds < math.inf and not DELETE.value:
+        raise LaunchError("--nodelete_when_done contradicts --max_hours and --max_price")
     return Slice(
         root=pathlib.Path(__file__).resolve().parents[1],
         name=NAME.value,
@@ -99,7 +103,7 @@ def read_slice() -> Slice:
         service_account=SERVICE_ACCOUNT.value,
         bucket=BUCKET.value,
         program=PROGRAM.value,
-        budget=budget.read_budget(num_chips),
+        budget=limits,
         max_restarts=MAX_RESTARTS.value,
         delete_when_done=DELETE.value,
         poll_seconds=POLL_SECONDS.value,

@@ -339,6 +339,7 @@ def test_status_and_delete(cloud):
     (cloud.path / "bucket/launch/1234.seconds").write_text("5400\n")
     status = cloud.run("status").stdout
     assert "NAME-OF-POD" in status and "ran for 1.5 hours, at 16.00 per hour: 24.00\n" in status
+    assert "at 24.00 per hour: 36.00\n" in cloud.run("status", price_per_chip_hour=3).stdout
     assert cloud.run("delete").returncode == 0
     os.killpg(launched.pid, signal.SIGINT)
     launched.communicate()

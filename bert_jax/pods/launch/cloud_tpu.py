@@ -368,7 +368,9 @@ class Slice:
         if existed:
             states, _ = self.job_states()
             if "running" in states.values():
-                print_status(f"a job is already running on {self.name}; following it")
+                print_status(
+                    f"a job is already running on {self.name}, with its own flags; following it"
+                )
                 return self.follow(self.deadline())
             if len(states) < slice_size(self.accelerator_type)[2]:
                 raise TimeoutError(f"not all hosts of {self.name} answer. {RESOURCE_IS_KEPT}")
