@@ -42,15 +42,6 @@ from bert_jax.training.phases import check_numbers
 from bert_jax.training.pretrain_setup import PretrainSetup, setup_pretraining
 from bert_jax.training.pretrain_step import make_pretrain_step
 
-CONFIG = define_config("Configuration of a pre-training run.", known_fields)
-OUTPUT = flags.DEFINE_string("output", None, "JSON file for the factor.", required=True)
-STEPS = flags.DEFINE_integer("steps", 50, "Number of timed updates, after two others.", 1)
-LENGTH = flags.DEFINE_integer(
-    "max_seq_length", None, "Row length. Default: the configuration's, or 128.", 1
-)
-PEAK = flags.DEFINE_float(
-    "peak_flops", None, "FLOP/s of one device that no data sheet is known of.", 1
-)
 GROUPS = 5  # Of steps, of which each is timed as a whole: waiting for each step would slow it down.
 DEVICE_KINDS = {
     "TPU v3": "v3",
@@ -208,4 +199,13 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    CONFIG = define_config("Configuration of a pre-training run.", known_fields)
+    OUTPUT = flags.DEFINE_string("output", None, "JSON file for the factor.", required=True)
+    STEPS = flags.DEFINE_integer("steps", 50, "Number of timed updates, after two others.", 1)
+    LENGTH = flags.DEFINE_integer(
+        "max_seq_length", None, "Row length. Default: the configuration's, or 128.", 1
+    )
+    PEAK = flags.DEFINE_float(
+        "peak_flops", None, "FLOP/s of one device that no data sheet is known of.", 1
+    )
     app.run(main, flags_parser=parse_flags)

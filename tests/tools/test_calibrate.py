@@ -1,17 +1,16 @@
 """The factor of a machine, from steps that it runs."""
 
+import collections
 import json
-import sys
+import types
 
 import jax
+import numpy as np
 import pytest
 
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.pods.estimate.calibration import calibration_of
-from tests.helpers.commands import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-import calibrate
+from bert_jax.tools import calibrate
 
 
 def small_config(**changes):
@@ -39,6 +38,16 @@ def test_exposed_communication_is_not_part_of_the_factor():
     assert found == {"factor": 1.5, "low": 1.0, "high": 2.0}
     with pytest.raises(ValueError, match="less than"):
         calibrate.factors([0.4], computation=2.0, exposed=0.5)
+
+
+def test_estimate_on_a_tpu_is_the_compilers_at_the_clock_of_its_chip(monkeypatch):
+    cost = types.SimpleNamespace(cycles=collections.Counter(part=2_100), exposed_link_bytes=3e11)
+    asked = []
+    monkeypatch.setattr(calibrate, "step_cost", lambda *call: asked.append(call) or cost)
+    devices = np.array([types.SimpleNamespace(device_kind="TPU v4")])
+    setup = types.SimpleNamespace(mesh=types.SimpleNamespace(devices=devices))
+    assert calibrate.estimated_seconds(setup, lambda: "HLO", None) == pytest.approx((2e-6, 1.0))
+    assert asked == [("HLO", "v4")]
 
 
 @pytest.mark.slow

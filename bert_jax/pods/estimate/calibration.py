@@ -130,19 +130,19 @@ def measured_range(calibration: Calibration, computation: float, exposed: float 
 
 
 def why_not_calibrated(
-    calibration: Calibration, tokens_per_chip: float, computation: float, exposed: float
+    calibration: Calibration, tokens_per_device: float, computation: float, exposed: float
 ) -> list[str]:
     """Returns the reasons why the range may miss the truth; [] for a calibrated case.
 
-    `tokens_per_chip` are those of a microbatch, `computation` and `exposed` times in one unit.
+    `tokens_per_device` are those of a microbatch, `computation` and `exposed` times in one unit.
     """
     reasons = []
     if not calibration.is_measured:
         reasons.append(f"no measurement of {calibration.chip} is known")
-    if tokens_per_chip <= FEW_TOKENS:
+    if tokens_per_device <= FEW_TOKENS:
         reasons.append(
-            f"{tokens_per_chip:,.0f} tokens per chip and microbatch are at most {FEW_TOKENS:,}, "
-            "four rows of 512"
+            f"{tokens_per_device:,.0f} tokens per device and microbatch are few: at most "
+            f"{FEW_TOKENS:,}, four rows of 512"
         )
     if exposed > EXPOSED_SHARE * computation:
         reasons.append(

@@ -89,8 +89,9 @@ def make_offer(
         for index, each in enumerate((low / slack, typical, high * slack)):
             seconds[index] += work.num_steps * each
         flops += work.num_steps * work.batch_size * work.flops
-        tokens = rows * work.length * CHIPS[chip].devices_per_chip
-        for doubt in why_not_calibrated(calibration, tokens, step.computation, step.exposed):
+        for doubt in why_not_calibrated(
+            calibration, rows * work.length, step.computation, step.exposed
+        ):
             doubts[doubt] = None
     last = works[-1]
     share = EVALUATION_SHARE * run.heldout_rows / last.batch_size

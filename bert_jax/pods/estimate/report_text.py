@@ -124,9 +124,9 @@ def likely_hours(report: dict, calibration: Calibration) -> Range:
 
 def reasons_for_doubt(report: dict, calibration: Calibration) -> list[str]:
     """Returns why the hours of a report that fits may be outside of their range."""
-    reasons, devices_per_chip = {}, report["num_devices"] // report["num_chips"]
+    reasons = {}
     for phase in report["phases"]:
-        rows = phase["per_device_batch_size"] * devices_per_chip
+        rows = phase["per_device_batch_size"]
         times = phase["step_seconds"], phase["exposed_seconds"]
         for reason in why_not_calibrated(calibration, rows * phase["max_seq_length"], *times):
             reasons[reason] = None

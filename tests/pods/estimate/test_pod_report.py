@@ -322,7 +322,7 @@ def test_report_begins_with_verdict_hours_and_price(monkeypatch):
     assert "three measurements" in likely
     prices = Range(*(2.0 * report["num_chips"] * each for each in hours))
     assert price == f"price: {report_text.format_likely(prices)}, at 2 per chip and hour"
-    assert doubts.startswith("NOT CALIBRATED: 128 tokens per chip") and not blank and rest
+    assert doubts.startswith("NOT CALIBRATED: 128 tokens per device") and not blank and rest
     (_, _, chip_hours, *_) = report_text.format_report(report, MEASURED).splitlines()
     assert chip_hours.startswith("chip-hours: ") and "--price_per_chip_hour" in chip_hours
 
