@@ -25,7 +25,7 @@ import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax import finetune, pretrain, sweep
-from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
+from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_steps
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.configs.pretrain.fields import make_later_phases
@@ -729,8 +729,12 @@ def test_corpus_can_be_built_after_the_disk_was_full(inputs):
 
 @pytest.mark.slow
 def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(inputs):
-    with pytest.raises(Diverged, match=r"of step \d+ is (nan|inf)"):
+    with pytest.raises(Diverged, match=r"of step \d+ is (nan|inf)") as error:
         inputs.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)
+    checkpoints = inputs.path("workdir/checkpoints")
+    last = saved_steps(checkpoints)[-1]
+    assert str(error.value).endswith(f": config.init_from={checkpoints / str(last)}")
+    assert last == error.value.step - 1
     squares = [
         np.sum(np.square(leaf)) for leaf in jax.tree.leaves(saved_params(inputs.path("workdir")))
     ]

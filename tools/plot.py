@@ -52,6 +52,7 @@ BESIDE = {
     "max_loss": ("loss", "largest of a step"),
     "max_gradient_norm": ("gradient_norm", "largest of a step"),
     "estimated_rows_per_second": ("rows_per_second", "estimated"),
+    "lowest_estimated_rows_per_second": ("rows_per_second", "lowest estimated"),
     "data_wait_seconds": ("data_wait_seconds", "wait for a batch"),
     "host_seconds": ("data_wait_seconds", "host's own"),
     "slowest_host_seconds": ("data_wait_seconds", "slowest host's own"),

@@ -40,8 +40,10 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
     """Returns the estimated speed of each phase by its name, as the metrics of its reports.
 
     `path` is of the JSON file of tools/tpu_report.py, or "": no phase has an estimate. Nor has one
-    that the file lacks. The time of a step includes collectives that are not overlapped. Raises
-    ValueError if the file is of other devices, or of none of these phases.
+    that the file lacks. The time of a step includes collectives that are not overlapped; its
+    computation is multiplied by the factor between measurements and estimates on this chip, and for
+    the lowest speed by the highest such factor. Raises ValueError if the file is of other devices,
+    or of none of these phases.
     """
     estimates = {each.phase.name: {} for each in setup.phases}
     if not path:
@@ -50,10 +52,12 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
         report = json.loads(as_path(path).read_text(encoding="utf-8"))
         devices = report["device_kind"], report["num_devices"]
         seconds = {
-            (each["max_seq_length"], each["batch_size"]): each["step_seconds"]
-            + each["exposed_seconds"]
-            for each in report["phases"]
-            if each["fits"]
+            (phase["max_seq_length"], phase["batch_size"]): [
+                report["calibration"][name] * phase["step_seconds"] + phase["exposed_seconds"]
+                for name in ("factor", "high")
+            ]
+            for phase in report["phases"]
+            if report["fits"]
         }
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -67,10 +71,12 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
             f"{found[1]} devices {found[0]}: write one with --topology of these, or leave it out"
         )
     for each in setup.phases:
-        size = each.phase.train.max_seq_length, each.phase.batch_size
-        if size in seconds:
-            speed = throughput(each.phase.batch_size, seconds[size], each.flops_per_row)
+        batch_size = each.phase.batch_size
+        if times := seconds.get((each.phase.train.max_seq_length, batch_size)):
+            likely, longest = times
+            speed = throughput(batch_size, likely, each.flops_per_row)
             estimates[each.phase.name] = {f"estimated_{name}": speed[name] for name in speed}
+            estimates[each.phase.name]["lowest_estimated_rows_per_second"] = batch_size / longest
     if not any(estimates.values()):
         sizes = " or ".join(f"{rows} rows of {length} tokens" for length, rows in seconds)
         raise ValueError(

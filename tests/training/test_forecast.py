@@ -145,14 +145,15 @@ def test_first_steps_are_logged_with_the_remaining_time(caplog, values, rows_lef
     assert [record.getMessage() for record in caplog.records] == [expected]
 
 
-def phase_report(length: int, batch_size: int, **changes) -> dict:
-    sizes = {"max_seq_length": length, "batch_size": batch_size, "fits": True}
-    return sizes | {"step_seconds": 0.25, "exposed_seconds": 0.75} | changes
+def phase_report(length: int, batch_size: int) -> dict:
+    sizes = {"max_seq_length": length, "batch_size": batch_size}
+    return sizes | {"step_seconds": 0.125, "exposed_seconds": 0.75}
 
 
-def write_estimate(path, *phases, device_kind="TPU v4", num_devices=2) -> str:
-    report = {"device_kind": device_kind, "num_devices": num_devices, "phases": phases}
-    path.write_text(json.dumps(report))
+def write_estimate(path, *phases, **changes) -> str:
+    report = {"device_kind": "TPU v4", "num_devices": 2, "fits": True, "phases": phases}
+    report["calibration"] = {"low": 0.5, "factor": 2.0, "high": 3.0}
+    path.write_text(json.dumps(report | changes))
     return str(path)
 
 
@@ -169,8 +170,11 @@ def test_estimated_speed_is_of_the_phase_with_the_same_rows(tmp_path, monkeypatc
     path = write_estimate(tmp_path / "report.json", phase_report(512, 8), phase_report(64, 8))
     (found,) = forecast.read_estimates(path, setup_on_tpus()).values()
     # 640 FLOPs for a row, at the peak of two chips.
-    expected = {"rows_per_second": 8.0, "mfu": 8 * 640 / (2 * 275e12)}
-    assert found == {f"estimated_{name}": value for name, value in expected.items()}
+    assert found == {
+        "estimated_rows_per_second": 8.0,
+        "estimated_mfu": 8 * 640 / (2 * 275e12),
+        "lowest_estimated_rows_per_second": 8 / (3 * 0.125 + 0.75),
+    }
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_estimated_speed_is_of_the_phase_with_the_same_rows(tmp_path, monkeypatc
         (phase_report(64, 8), {"num_devices": 4}, "4 devices TPU v4, but this run has 2"),
         (phase_report(64, 8), {"device_kind": "TPU v5e"}, "2 devices TPU v5e, but"),
         (phase_report(64, 16), {}, "16 rows of 64 tokens, but this run has none"),
-        (phase_report(64, 8, fits=False), {}, "does not fit"),
+        (phase_report(64, 8), {"fits": False, "calibration": None}, "does not fit"),
         ({"max_seq_length": 64}, {}, "is not a report of a pre-training run"),
         ("text", {}, "is not a report of a pre-training run"),
     ],

@@ -123,7 +123,7 @@ def test_a_plateau_is_told_again_by_each_evaluation_and_not_without_a_main_loss(
     ("name", "changes"),
     [
         ("input-bound", {"data_wait_seconds": 0.4}),
-        ("slow", {"estimated_rows_per_second": 32.0}),
+        ("slow", {"lowest_estimated_rows_per_second": 18.0}),
         (
             "slow host",
             {"host_seconds": 0.1, "slowest_host_seconds": 0.4, "slowest_process": 3},
@@ -162,9 +162,15 @@ def test_a_slow_host_is_always_the_same_and_others_wait_for_it(process, own, med
 
 def test_the_text_of_a_slow_run_names_both_speeds():
     speed = {"mfu": 0.2, "estimated_mfu": 0.5, "estimated_rows_per_second": 40.0}
+    speed["lowest_estimated_rows_per_second"] = 32.0
     (alarm,) = new_alarms(reports(50, **speed), CONFIG)
+    nearly_in_range = reports(50, **speed, rows_per_second=0.91 * 32)
+    assert not new_alarms(nearly_in_range, CONFIG)
     measured, estimated = "16 rows per second, MFU 20.0%", "40 rows per second, MFU 50.0%"
-    assert f"40% of the estimated speed; {measured} (estimated: {estimated})" in alarm.text
+    assert (
+        f"50% of the lowest speed of the estimate; {measured} (estimated: {estimated})"
+        in alarm.text
+    )
 
 
 def test_an_evaluation_is_described_with_the_reports_since_the_last():

@@ -54,9 +54,10 @@ def test_spike_and_low_speed_are_told_also_by_a_run_that_was_resumed(
     corpus, tmp_path, monkeypatch, caplog
 ):
     """The 20 steps that the spike is compared with are from before the stop and after it."""
-    phase = {"max_seq_length": 64, "batch_size": 8, "fits": True}
+    phase = {"max_seq_length": 64, "batch_size": 8}
     phase |= {"step_seconds": 1e-7, "exposed_seconds": 1e-7}
-    report = {"device_kind": "cpu", "num_devices": 2, "phases": [phase]}
+    report = {"device_kind": "cpu", "num_devices": 2, "fits": True, "phases": [phase]}
+    report["calibration"] = {"factor": 1.0, "high": 1.5}
     (tmp_path / "estimate.json").write_text(json.dumps(report))
     config = small_config(corpus, estimate=str(tmp_path / "estimate.json"), **FIELDS)
     monkeypatch.setattr(pretrain, "make_pretrain_step", make_damaging_step)
