@@ -4,9 +4,10 @@ r"""Search in stages: mined negatives, a bi-encoder, a cross-encoder, and its st
 
 From the paragraphs and questions of XQuAD and the weights of MiniLM: embed, mine hard negatives,
 train a bi-encoder, mine again with it, train a cross-encoder on what it finds, and distill the
-cross-encoder into a bi-encoder. Every stage is scored on the questions of the last 8 of 36
-articles, which none is trained on or chosen by, over all paragraphs. It is no table of a paper. At
-this scale only. A stopped study resumes with the same command.
+cross-encoder into a bi-encoder. The first are also searched with the vectors of the sentences of
+each paragraph. Every stage is scored on the questions of the last 8 of 36 articles, which none is
+trained on or chosen by, over all paragraphs. It is no table of a paper. At this scale only. A
+stopped study resumes with the same command.
 
 Settings are to be chosen with --choose, which leaves the test articles out: it scores the last 8 of
 the articles to train on, after training on the others.
@@ -26,6 +27,8 @@ from absl import app, flags
 from study_report import machine
 
 import bert_jax
+from bert_corpus.files import Document
+from bert_corpus.sentences import split_sentences
 from bert_jax.checkpoints.save import save_model
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tasks.retrieval import dense_layer
@@ -45,12 +48,14 @@ components of its vectors, trained on the questions of 28 articles of XQuAD, and
 {count} questions of 8 others over all 180 paragraphs. Scores of the first seed, with 95 % intervals
 by the bootstrap over questions, which say nothing of the seed; number of seeds: {num_seeds}, with
 several their mean, minimum and maximum in the last column. Nothing is chosen by these questions:
-the last step of each run is scored.
+the last step of each run is scored. With sentences, the score of a paragraph is the mean of its
+cosine and that of the sentence in it that is closest to the question.
 
 {table}
 
-The bi-encoders are trained for vectors of {sizes} dimensions at once. The first {quarter} have
-{kept:.1%} of the nDCG@10 of all {full} (mean over the seeds).
+The bi-encoders are trained for vectors of {sizes} dimensions at once. Of the nDCG@10 of all {full}
+(mean over the seeds), the first {quarter} have {first:.1%}, and the {quarter} principal components
+of the vectors of all paragraphs {components:.1%}.
 
 CPU minutes of the first seed, the stages in alphabetical order: {costs}; together {total:.0f}.
 On {machine}, shared with other programs, {date}.
@@ -62,6 +67,10 @@ START = "MiniLM"
 ROTATED = f"MiniLM, {QUARTER} principal components"
 IN_BATCH, MINED = "bi-encoder, negatives of the batch", "bi-encoder, mined negatives"
 TRUNCATED = f"the same, the first {QUARTER} dimensions"
+COMPRESSED = f"the same, {QUARTER} principal components of the paragraphs"
+# With sentences, the share of the best one in the score of a paragraph. Of 0.25, 0.5, 0.75 and 1 it
+# is the best for MiniLM on the questions of the training articles, which it is not trained on.
+SENTENCE_WEIGHT = 0.5
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10")
 TEMPERATURE = 0.05
 SEARCHED_LENGTH = 512  # Tokens of a passage that is searched; fewer are trained on, for time.
@@ -190,53 +199,113 @@ def read_scores(run: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: np.array([float(row[name]) for row in rows]) for name in METRICS}
 
 
-def vector_scores(
-    model_directory: pathlib.Path, data: pathlib.Path, sizes: Sequence[int | None] = (None,)
-) -> list[dict[str, np.ndarray]]:
-    """Returns the scores of each test question for the first numbers of the vectors.
+class TextVectors(NamedTuple):
+    """Vectors of the test.
 
-    `sizes` says how many of them; None: all.
+    Attributes:
+      vectors: float32 `[texts, size]` of the distinct "queries", of all "passages", also those of
+        the training articles, and optionally of all their "sentences".
+      owners: int `[sentences]`: the index of the passage of each sentence, in ascending order.
+      positives: the indices of the passages that answer each query.
     """
-    model = bert_jax.load(model_directory)
+
+    vectors: dict[str, np.ndarray]
+    owners: np.ndarray
+    positives: list[list[int]]
+
+    def project(self, matrix: np.ndarray) -> "TextVectors":
+        """Returns all vectors multiplied by `[size, new size]`."""
+        return self._replace(vectors={name: each @ matrix for name, each in self.vectors.items()})
+
+
+def embed_test(
+    model_directory: pathlib.Path, data: pathlib.Path, output: pathlib.Path, with_sentences: bool
+) -> TextVectors:
+    """Embeds the test questions, all passages and maybe sentences, unless `output` exists."""
     passages = list(dict.fromkeys(line["text"] for line in read_lines(data / "passages.jsonl")))
-    positives: dict[str, list[int]] = {}
+    positives: dict[str, set[int]] = {}
     for line in read_lines(data / "dev.jsonl"):
-        positives.setdefault(line["query"], []).append(passages.index(line["positive"]))
-    vectors = [
-        model.encode(texts, max_length=SEARCHED_LENGTH) for texts in (list(positives), passages)
-    ]
-    results = []
-    for size in sizes:
-        parts = [each[:, :size] for each in vectors]
-        units = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
-        rows = zip(units[0] @ units[1].T, positives.values(), strict=True)
-        scores = query_scores([find_ranks(row, sorted({*own})) for row, own in rows])
-        results.append({name: scores[name] for name in METRICS})
-    return results
+        positives.setdefault(line["query"], set()).add(passages.index(line["positive"]))
+    sentences = [split_sentences(Document(text)) for text in passages]
+    texts = {"queries": list(positives), "passages": passages}
+    if with_sentences:
+        texts["sentences"] = [sentence for each in sentences for sentence in each]
+    if not output.exists():
+        model = bert_jax.load(model_directory)
+        vectors = {
+            name: model.encode(each, max_length=SEARCHED_LENGTH) for name, each in texts.items()
+        }
+        partial = output.with_suffix(".partial.npz")
+        np.savez(partial, **vectors)
+        partial.rename(output)
+    with np.load(output) as vectors:
+        arrays = {name: vectors[name] for name in texts}
+    owners = np.repeat(np.arange(len(passages)), [len(each) for each in sentences])
+    return TextVectors(arrays, owners, [sorted(each) for each in positives.values()])
 
 
-def write_rotated(model_directory: pathlib.Path, data: pathlib.Path, output: pathlib.Path) -> None:
-    """Writes a model with a dense layer that rotates its vectors to their principal components.
+def cosines_of_queries(vectors: TextVectors, name: str) -> np.ndarray:
+    """Returns the cosines of the queries and other texts, float32 `[queries, texts]`."""
+    queries, texts = (
+        each / np.linalg.norm(each, axis=1, keepdims=True)
+        for each in (vectors.vectors["queries"], vectors.vectors[name])
+    )
+    return queries @ texts.T
 
-    They are the right singular vectors of the training texts' vectors, which are not centered, so
-    that all cosines of whole vectors stay; the first dimensions have the largest sum of squares.
+
+def add_sentences(vectors: TextVectors) -> np.ndarray:
+    """Returns the cosines of passages, `SENTENCE_WEIGHT` of each that of its best sentence."""
+    whole = cosines_of_queries(vectors, "passages")
+    starts = np.searchsorted(vectors.owners, np.arange(whole.shape[1]))  # Each has a sentence.
+    best = np.maximum.reduceat(cosines_of_queries(vectors, "sentences"), starts, axis=1)
+    return (1 - SENTENCE_WEIGHT) * whole + SENTENCE_WEIGHT * best
+
+
+def score_ranking(
+    similarities: np.ndarray, positives: Sequence[Sequence[int]]
+) -> dict[str, np.ndarray]:
+    """Returns the scores of each question, by name."""
+    rows = zip(similarities, positives, strict=True)
+    scores = query_scores([find_ranks(row, own) for row, own in rows])
+    return {name: scores[name] for name in METRICS}
+
+
+def principal_components(vectors: np.ndarray) -> np.ndarray:
+    """Returns the right singular vectors of `[texts, size]` as columns, the largest first.
+
+    The vectors are not centered, so that a rotation to all components keeps all cosines.
     """
-    model, lines = bert_jax.load(model_directory), read_lines(data / "train.jsonl")
-    texts = list(dict.fromkeys(line[name] for line in lines for name in ("query", "positive")))
-    vectors = model.encode(texts, max_length=SEARCHED_LENGTH)
-    components = np.linalg.svd(vectors.T @ vectors)[2]  # Also complete if there are few texts.
+    return np.linalg.svd(vectors.T @ vectors)[2].T  # Also complete if there are few texts.
+
+
+def write_rotated(
+    model_directory: pathlib.Path, components: np.ndarray, output: pathlib.Path
+) -> None:
+    """Writes a model whose dense layer rotates the vectors of another to `components`."""
+    model = bert_jax.load(model_directory)
     head = {"task": "embedding", "labels": [], "pooling": "mean", "normalize": True}
     head["projections"] = [dense_layer(len(components))]
+    kernel = components
+    if "projection_0" in model.params:
+        kernel = np.asarray(model.params["projection_0"]["kernel"]) @ components
     partial = output.with_suffix(".partial")
     save_model(
         partial,
         config=model.config,
         tokenizer=model.tokenizer,
-        params={**model.params, "projection_0": {"kernel": components.T}},
+        params={**model.params, "projection_0": {"kernel": kernel}},
         settings=model.settings | {"head": head},
         overwrite=True,
     )
     partial.rename(output)
+
+
+def training_components(model_directory: pathlib.Path, data: pathlib.Path) -> np.ndarray:
+    """Returns the components of the training questions and of the paragraphs that answer them."""
+    lines = read_lines(data / "train.jsonl")
+    texts = list(dict.fromkeys(line[name] for line in lines for name in ("query", "positive")))
+    model = bert_jax.load(model_directory)
+    return principal_components(model.encode(texts, max_length=SEARCHED_LENGTH))
 
 
 def read_lines(path: pathlib.Path) -> list[dict]:
@@ -250,20 +319,42 @@ def run_seed(directory: pathlib.Path, data: pathlib.Path, seed: int) -> dict[str
     fetch("minilm", minilm)
     rotated = directory.parent / "rotated"
     if not rotated.exists():
-        write_rotated(minilm, data, rotated)
+        write_rotated(minilm, training_components(minilm, data), rotated)
+    scores: dict[str, dict] = {}
+
+    def score(title: str, vectors: TextVectors) -> None:
+        similarities = cosines_of_queries(vectors, "passages")
+        scores[title] = score_ranking(similarities, vectors.positives)
+
+    def embed_and_score(title: str, model: pathlib.Path, sentences: bool = False) -> TextVectors:
+        output = directory / f"{model.name}_vectors.npz"
+        vectors = embed_test(model, data, output, sentences)
+        score(title, vectors)
+        if sentences:
+            similarities = add_sentences(vectors)
+            scores[f"{title}, with sentences"] = score_ranking(similarities, vectors.positives)
+        return vectors
+
+    first = np.eye(SIZES[0], QUARTER, dtype=np.float32)
+    if not seed:
+        embed_and_score(START, minilm, sentences=True)
+        output = directory / "rotated_vectors.npz"
+        score(ROTATED, embed_test(rotated, data, output, with_sentences=False).project(first))
     start = {"init_from": rotated}
     in_batch = start | BI_ENCODER | ALL_QUESTIONS
     in_batch |= {"data.train": data / "train.jsonl", "data.num_negatives": 0}
-    scores: dict[str, dict] = {}
-    (scores[START],) = vector_scores(minilm, data)
-    (scores[ROTATED],) = vector_scores(rotated, data, (QUARTER,))
-    (scores[IN_BATCH],) = vector_scores(runs.bi_encoder("in_batch", in_batch), data)
+    embed_and_score(IN_BATCH, runs.bi_encoder("in_batch", in_batch), sentences=True)
 
     mined = runs.mine("mined", minilm, MIN_SCORE)
     negatives = {"data.num_negatives": NUM_NEGATIVES}
     settings = start | BI_ENCODER | HARD_QUESTIONS | negatives | {"data.train": mined}
     bi_encoder = runs.bi_encoder("mined", settings)
-    scores[MINED], scores[TRUNCATED] = vector_scores(bi_encoder, data, (None, QUARTER))
+    vectors = embed_and_score(MINED, bi_encoder, sentences=True)
+    score(TRUNCATED, vectors.project(first))
+    components = principal_components(vectors.vectors["passages"])
+    score(COMPRESSED, vectors.project(components[:, :QUARTER]))
+    if not (compressed := directory / "compressed").exists():
+        write_rotated(bi_encoder, components, compressed)
     if seed:
         return scores
 
@@ -276,7 +367,7 @@ def run_seed(directory: pathlib.Path, data: pathlib.Path, seed: int) -> dict[str
     taught = runs.teach("taught", cross_encoder, mined_again)
     settings = {"init_from": bi_encoder, "data.train": taught} | STUDENT | negatives
     student = runs.bi_encoder("student", settings)
-    (scores["bi-encoder, distilled from the cross-encoder"],) = vector_scores(student, data)
+    embed_and_score("bi-encoder, distilled from the cross-encoder", student)
     return scores
 
 
@@ -315,12 +406,13 @@ def run_study(
         path.stem: float(path.read_text(encoding="utf-8")) / 60
         for path in sorted((workdir / "seed_0").glob("*.cpu_seconds"))
     }
-    full, quarter = (
+    full, first, components = (
         np.mean([scores[title]["ndcg_at_10"].mean() for scores in seeds])
-        for title in (MINED, TRUNCATED)
+        for title in (MINED, TRUNCATED, COMPRESSED)
     )
     text = REPORT_TEXT.format(
-        kept=quarter / full,
+        first=first / full,
+        components=components / full,
         sizes=", ".join(map(str, SIZES)),
         quarter=QUARTER,
         full=SIZES[0],
