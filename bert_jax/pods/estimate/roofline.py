@@ -44,12 +44,13 @@ class Speed(NamedTuple):
 SPEEDS = {
     "v3": Speed(0.97, 900e9 / 2, 4.36e-10, 1.0),
     "v4": Speed(0.93, 1228e9, 1.41e-10, 0.2),
-    "v5e": Speed(0.88, 819e9, 1.06e-10, 0.6),
+    "v5e": Speed(0.88, 819e9, 1.06e-10, 0.7),
     "v5p": Speed(0.90, 2765e9, 7.4e-11, 0.15),
     "v6e": Speed(0.70, 1638e9, 1.19e-10, 0.2),
     "tpu7x": Speed(0.81, 7380e9 / 2, 1.24e-10, 0.25),
 }
 MAX_OVERLAPPING_V5E = 16  # Chips: between more, the compiler refuses the exchange.
+SPARSE_CORES = ("v5p", "v6e", "tpu7x")  # They exchange gradients beside the matrix units.
 # Bytes that a layer saves for the backward pass, for each element of its hidden states.
 SAVED_BYTES = {"none": 25, "dots": 18, "full": 2}
 RECOMPUTED = {"none": 0.0, "dots": 0.0, "full": 1 / 3}  # Share of the FLOPs.
@@ -57,7 +58,7 @@ RECOMPUTED_ELEMENTS = {"none": 0.0, "dots": 1 / 3, "full": 1 / 3}
 LOGIT_BYTES = 8  # A logit in float32, and its gradient.
 MEMORY_MARGIN = 0.9  # Of what the compiler allows: the bytes are estimated.
 FSDP_SIZES = (1, 4, 16, 64)
-ERROR = 0.2  # Of the time, relative to a compiled step, where a device has more than 512 tokens.
+ERROR = 0.2  # Of the time, relative to a compiled step; docs/tpu.md has the exceptions.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +169,24 @@ def overlaps(chip: str, devices: int) -> bool:
     return SPEEDS[chip].exposed_share < 1 and (chip != "v5e" or devices <= MAX_OVERLAPPING_V5E)
 
 
+def bytes_sent(
+    chip: str, devices: int, layout: Layout, num_microbatches: int, is_overlapped: bool
+) -> float:
+    """Returns what a device sends over its links in an update, per parameter of the model."""
+    share = (devices - 1) / devices
+    if is_overlapped:
+        # Each layer gathers its matrices in bfloat16, forward and backward. Gradients are scattered
+        # in float32, or in bfloat16 from all to all, which takes the links of devices between.
+        dimensions = CHIPS[chip].dimensions
+        detour = max(1.0, dimensions / 4 * devices ** (1 / dimensions))
+        return share * (2 * 2 + (4 if chip in SPARSE_CORES else 2 * detour))
+    # A reduce-scatter runs as an all-reduce, which sends everything twice; the sharded matrices are
+    # gathered once. With `fsdp`, each microbatch scatters gradients, and gathers matrices twice.
+    data = devices // layout.fsdp
+    sent = 4 * 2 / layout.fsdp * (data - 1) / data + 2 * layout.sharded * share
+    return sent + num_microbatches * (2 * 2 + 4 * 2) * (layout.fsdp - 1) / layout.fsdp
+
+
 def estimate_step(work: Work, rows: int, layout: Layout, topology: str) -> Step:
     """Estimates an update step on one slice, with microbatches of `rows` per device."""
     name = parse_topology(topology)[0]
@@ -186,13 +205,9 @@ def estimate_step(work: Work, rows: int, layout: Layout, topology: str) -> Step:
     shards = devices if is_sharded else layout.fsdp
     moved = 7 * 4 / shards + num_microbatches * (2 * 2 + 4 + 8 * accumulates)
 
-    # A reduce-scatter runs as an all-reduce, which sends everything twice, and the matrices are
-    # gathered in bfloat16; with `fsdp` in each microbatch, forward and backward.
-    data = devices // layout.fsdp
-    sent = 4 * 2 / layout.fsdp * (data - 1) / data + 2 * is_sharded * (devices - 1) / devices
-    sent += num_microbatches * (2 * 2 + 4 * 2) * (layout.fsdp - 1) / layout.fsdp
-    exposed = links = work.num_params * sent / chip.link_bytes_per_second
     is_overlapped = is_sharded and not accumulates and layout.fsdp == 1 and overlaps(name, devices)
+    sent = bytes_sent(name, devices, layout, num_microbatches, is_overlapped)
+    exposed = links = work.num_params * sent / chip.link_bytes_per_second
     if is_overlapped:
         exposed = max(speed.exposed_share * links, links - products - elements)
 

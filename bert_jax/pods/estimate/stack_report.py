@@ -22,7 +22,7 @@ from bert_jax.finetuning.task_data import row_shape
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import plan_execution
-from bert_jax.pods.chips import GIB, parse_topology
+from bert_jax.pods.chips import CHIPS, GIB, parse_topology
 from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import step_cost
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
@@ -37,6 +37,7 @@ COLUMNS = (
     "trials",
     "devices",
     "cycles per step",
+    "ms per step",
     "relative to one trial",
     "collectives",
     "HBM, GiB",
@@ -165,12 +166,14 @@ def format_report(report: dict) -> str:
         "| --- " * len(COLUMNS) + "|",
     ]
     alone = report["stacks"][0].get("cycles_per_step")
+    clock = CHIPS[parse_topology(report["topology"])[0]].clock_hz
     for stack in report["stacks"]:
-        cells = [stack["trials"], stack["devices"], "does not fit", "", ""]
+        cells = [stack["trials"], stack["devices"], "does not fit", "", "", ""]
         if "cycles_per_step" in stack:
             kinds = ", ".join(f"{name} x{v['count']}" for name, v in stack["collectives"].items())
             ratio = f"{stack['cycles_per_step'] / alone:.3f}" if alone else ""
-            cells[2:] = [f"{stack['cycles_per_step']:,}", ratio, kinds or "none"]
+            cycles = stack["cycles_per_step"]
+            cells[2:] = [f"{cycles:,}", f"{1e3 * cycles / clock:,.2f}", ratio, kinds or "none"]
         used = stack["hbm_bytes_per_device"]
         cells.append(f"{used / GIB:.2f}" if used else "unknown")
         lines.append(f"| {' | '.join(map(str, cells))} |")

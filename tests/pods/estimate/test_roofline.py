@@ -1,5 +1,6 @@
 """The roofline, against what the compiler estimated for every pod configuration."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -71,23 +72,44 @@ def test_roofline_is_near_every_compiled_step_of_bert():
     for *shapes, _, seconds in COMPILED:
         ratios[tuple(shapes)] = estimate(*shapes).seconds / seconds
     assert len(ratios) == 25
-    # Two rows per device, of which the links of tpu7x decide.
-    few = {each: ratios.pop(each) for each in list(ratios) if each[:2] == ("tpu7x:4x4x4", "large")}
-    assert len(few) == 2 and max(few.values()) < 1.3
+    # Four rows of 128 tokens per chip.
+    assert ratios.pop(("v5p:4x4x4", "large", 128, 256, 4)) > 0.75
     for shapes, ratio in ratios.items():
         assert 1 / (1 + roofline.ERROR) < ratio < 1 + roofline.ERROR, shapes
 
 
-def test_roofline_orders_chips_as_the_compiler_does():
-    for size, length in itertools.product(NUM_PARAMS, (128, 512)):
-        steps = [each for each in COMPILED if each[1:4] == (size, length, 256)]
-        assert len(steps) == len(CHIPS)
-        estimated = {each[0]: estimate(*each[:5]).seconds for each in steps}
-        compiled = {each[0]: each[6] for each in steps}
-        for one, other in itertools.combinations(compiled, 2):
-            if abs(compiled[one] / compiled[other] - 1) > roofline.ERROR:
-                same = (estimated[one] < estimated[other]) == (compiled[one] < compiled[other])
-                assert same, (size, length, one, other)
+@pytest.mark.parametrize("size", list(NUM_PARAMS))
+def test_roofline_ranks_six_slices_as_the_compiler_does(size):
+    """The order of hours is the same, but for slices within 5 % of each other."""
+    estimated, compiled = collections.Counter(), collections.Counter()
+    for *shapes, _, seconds in COMPILED:
+        if shapes[1] == size and shapes[3] == 256:
+            num_steps = 900_000 if shapes[2] == 128 else 100_000
+            estimated[shapes[0]] += num_steps * estimate(*shapes).seconds
+            compiled[shapes[0]] += num_steps * seconds
+    assert len(compiled) == len(CHIPS)
+    for one, other in itertools.permutations(compiled, 2):
+        if compiled[one] < compiled[other] / 1.05:
+            assert estimated[one] < estimated[other], (one, other)
+
+
+@pytest.mark.parametrize(
+    ("topology", "is_overlapped", "milliseconds"),
+    [
+        ("v4:4x4x4", True, 11.2),
+        ("v4:4x4x4", False, 11.3),
+        ("v5e:8x8", False, 17.0),
+        ("v6e:8x8", True, 6.5),
+        ("tpu7x:4x4x4", True, 8.8),
+    ],
+)
+def test_links_take_as_long_as_in_the_compiled_steps(topology, is_overlapped, milliseconds):
+    """Those of docs/log/2026-11-tpu-communication.md, of BERT_LARGE."""
+    chip, devices = parse_topology(topology)[0], roofline.num_devices(topology)
+    layout = Layout(1, "none", True)
+    sent = roofline.bytes_sent(chip, devices, layout, 1, is_overlapped)
+    seconds = NUM_PARAMS["large"] * sent / CHIPS[chip].link_bytes_per_second
+    assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.03)
 
 
 def test_estimated_memory_is_near_that_of_compiled_steps():
