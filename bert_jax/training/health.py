@@ -35,6 +35,7 @@ TIMED_LINES = 5  # Consecutive regular reports that must all be slow, or wait fo
 INPUT_BOUND = 0.5  # of the time of a step
 SLOW_HOST = 2.0  # times the median of all hosts' own time, and `HOST_BOUND` of a step
 HOST_BOUND = 0.5
+MAX_LINES = 1000  # The last ones that are read.
 SLOW = 0.9  # of the lowest estimated rows per second
 
 
@@ -145,7 +146,7 @@ def new_alarms(lines: Sequence[Line], config: Mapping) -> list[Alarm]:
     What stays wrong is thus told again after each evaluation.
 
     Args:
-      lines: the last ones of metrics.jsonl.
+      lines: the last `MAX_LINES` of metrics.jsonl.
       config: the configuration of the run, as its config.json has it.
     """
     raised = _raised(lines, config)
@@ -159,8 +160,10 @@ def new_alarms(lines: Sequence[Line], config: Mapping) -> list[Alarm]:
 
 def all_alarms(lines: Sequence[Line], config: Mapping) -> list[Alarm]:
     """Returns the new alarms of each line, in order."""
-    ends = range(1, len(lines) + 1)
-    return [alarm for end in ends for alarm in new_alarms(lines[max(end - 1000, 0) : end], config)]
+    alarms = []
+    for end in range(1, len(lines) + 1):
+        alarms += new_alarms(lines[max(end - MAX_LINES, 0) : end], config)
+    return alarms
 
 
 def _raised(lines: Sequence[Line], config: Mapping) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tensorboardX.summary import scalar
 
 from bert_jax.runtime import distributed
 from bert_jax.runtime.buckets import is_bucket
+from bert_jax.training.health import MAX_LINES
 from bert_jax.training.trackers import start_tracker
 from bert_jax.training.workdir import add_path_to_errors, check_claim, read_claim, write_text
 
@@ -39,7 +40,6 @@ PEAK_FLOPS = {
 
 
 METRICS = "metrics.jsonl"
-MAX_LINES = 1000  # Records that are kept in memory.
 
 
 class MetricsWriter:
