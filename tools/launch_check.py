@@ -48,12 +48,13 @@ def check_paths(config: ConfigDict) -> None:
             paths += [(f"{prefix_of(name)}corpus", path) for path in weights]
         paths.append(("config.distillation.teacher", config.distillation.teacher))
         paths.append(("config.init_optimizer_from", config.init_optimizer_from))
+        paths.append(("config.estimate", config.estimate))
     paths.append((f"{prefix}.init_from", run.init_from))
     for name, path in paths:
         if not path or path.startswith(("tfds:", "hub:")):
             continue
         if not path.startswith("/gcs/"):
-            expected = "expected a directory below /gcs, where --bucket is mounted"
+            expected = "expected a path below /gcs, where --bucket is mounted"
             raise ValueError(f"--{name}={path}: {expected}")
 
 

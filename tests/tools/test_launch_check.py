@@ -56,23 +56,24 @@ def test_flags_of_the_job_are_checked():
     check_flags(
         base | {"config.corpus": "/gcs/c", "config.long_phase.corpus": "/gcs/c"},
         [
-            ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
+            ({"workdir": "runs/a"}, "--workdir=runs/a: expected a path below /gcs"),
             (
                 {"config.distillation.teacher": "runs/b"},
-                "teacher=runs/b: expected a directory below",
+                "teacher=runs/b: expected a path below",
             ),
+            ({"config.estimate": "a.json"}, "--config.estimate=a.json: expected a path below /gcs"),
             ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
-            ({"config.init_from": "runs/b"}, "--config.init_from=runs/b: expected a directory"),
+            ({"config.init_from": "runs/b"}, "--config.init_from=runs/b: expected a path"),
             (
                 {"config.init_optimizer_from": "runs/b"},
                 "--config.init_optimizer_from=runs/b: expec",
             ),
             (
                 {"config.corpus": "/gcs/d:0.5,runs/b:0.5"},
-                "--config.corpus=runs/b: expected a directory below /gcs",
+                "--config.corpus=runs/b: expected a path below /gcs",
             ),
             ({"config.corpus": "/gcs/d:0.5,/gcs/b"}, "/gcs/b has no weight; give one to each"),
-            ({"workdir": "gs://b/a"}, "--workdir=gs://b/a: expected a directory below /gcs, where"),
+            ({"workdir": "gs://b/a"}, "--workdir=gs://b/a: expected a path below /gcs, where"),
             ({"config.corpus": ""}, "steps on short rows: set config.corpus=DIR, or"),
             ({"config.long_phase.corpus": ""}, "on long rows: set config.long_phase.corpus=DIR"),
             ({"config.mesh.fdsp": "4"}, "fdsp"),
@@ -106,7 +107,7 @@ def test_sweep_is_checked_before_its_slice_is_requested():
         SWEEP,
         [
             ({}, ""),
-            ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
+            ({"workdir": "runs/a"}, "--workdir=runs/a: expected a path below /gcs"),
             ({"config.base.init_from": "runs/base"}, "--config.base.init_from=runs/base: expected"),
             ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
             ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),

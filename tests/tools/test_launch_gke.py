@@ -22,10 +22,10 @@ from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 from tests.helpers import commands
 
 # Logs its arguments and follows the plan: `attempts` has, for each start of the JobSet, the exit
-# codes of its pods, or "wait" or "unreachable" after their start, or "deleted". It applies
-# the failure policies of the JobSet. `errors` counts the coming failures of commands that contain a
-# word; `answer` is the error of all. After a command in `lost` was performed, the connection is
-# lost, for a number of queries. `gcloud` is the error of that program.
+# codes of its pods, or "wait" or "unreachable" after their start, or "deleted"; "queued" before it.
+# It applies the failure policies of the JobSet. `errors` counts the coming failures of commands
+# that contain a word; `answer` is the error of all. After a command in `lost` was performed, the
+# connection is lost, for a number of queries. `gcloud` is the error of that program.
 FAKE_KUBECTL = """
 import json, os, signal, subprocess, sys, time
 cloud, words = os.environ["FAKE_CLOUD"], sys.argv[1:]
@@ -62,6 +62,12 @@ elif "--follow" not in words:
     for host in sorted(os.listdir(f"{cloud}/hosts")):
         print(f"[pod/{host}]", open(f"{cloud}/hosts/{host}/log").read(), end="")
 elif plan["attempts"] and "terminalState" not in plan["status"]:
+    plan["status"]["conditions"] = [{"type": "Suspended", "status": "True"}]
+    if plan["attempts"][0] == "queued":
+        del plan["attempts"][0]
+        save()
+        sys.exit("no pods")
+    del plan["status"]["conditions"]
     slices = jobset["spec"]["replicatedJobs"][0]
     job, policy = slices["template"]["spec"], jobset["spec"]["failurePolicy"]
     container = job["template"]["spec"]["containers"][0]
@@ -141,6 +147,10 @@ def arguments_of(action, *words, job=JOB, **flags):
     return [*words, *given, *(["--", *job] if action == "launch" and job else [])]
 
 
+def pod_of(jobset):
+    return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
 class Cloud:
     """A repository with one commit, and the fake programs of a cloud."""
 
@@ -218,13 +228,14 @@ def cloud(tmp_path):
 
 
 def test_launch_copies_the_commit_creates_the_jobset_and_follows_it(cloud):
-    cloud.plan(0)
+    cloud.plan("queued", 0)
     queue = {"queue": "team", "queue_priority": "low"}
     result = cloud.run("launch", "--spot", context="here", topology="v4-16", **queue)
     assert result.returncode == 0, result.stderr
     labels = {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": "low"}
     assert cloud.read_plan()["jobset"]["metadata"]["labels"] == labels
-    assert cloud.steps() == ["storage", "apply", "logs"]
+    assert result.stderr.count("waiting for its turn in the queue\n") == 1
+    assert cloud.steps() == ["storage", "apply", "logs", "logs"]
     assert all("--context=here" in call for call in cloud.calls() if call[0] != "storage")
     assert "the job of host0 began" in result.stdout
     assert result.stderr.endswith("the job tiny finished\n")
@@ -300,7 +311,7 @@ def test_ctrl_c_leaves_the_job_and_launch_or_follow_shows_its_log_again(cloud):
         assert launched.returncode == INTERRUPTED
         assert "interrupted. Nothing was stopped: if the job" in errors.splitlines()[-1]
     result = cloud.run("launch")
-    assert result.returncode == 0 and "tiny is already running; following it" in result.stderr
+    assert result.returncode == 0 and "tiny is already running, with its own" in result.stderr
     assert cloud.steps() == ["storage", "apply", *["logs"] * 3]
 
 
@@ -427,15 +438,22 @@ def test_error_of_kubectl_is_passed_on_with_advice(cloud, answer, advice):
 
 
 def test_print_shows_the_jobset_without_a_cloud(cloud):
-    result = cloud.run("launch", "--print", topology="tpu7x:2x2x4:2", placement_policy="near")
+    options = {"placement_policy": "near", "service_account": "me", "max_hours": 2}
+    result = cloud.run("launch", "--print", "--flex_start", topology="tpu7x:2x2x4:2", **options)
     assert result.returncode == 0 and not cloud.calls()
     jobset = json.loads(result.stdout)
     assert jobset["metadata"]["name"] == "tiny" and jobset["kind"] == "JobSet"
+    pod = pod_of(jobset)
+    assert pod["serviceAccountName"] == "me"
+    assert pod["nodeSelector"]["cloud.google.com/gke-flex-start"] == "true"
+    assert "seconds=$((7200 - earlier - SECONDS))" in pod["containers"][0]["command"][-1]
 
 
 def test_commands_beside_a_printed_jobset_run_it(cloud):
     cloud.plan(0)
-    printed = cloud.run("launch", "--print", context="my cluster")
+    printed = cloud.run("launch", "--print", context="my cluster", reservation="mine")
+    nodes = pod_of(json.loads(printed.stdout))["nodeSelector"]
+    assert nodes["cloud.google.com/reservation-name"] == "mine"
     assert not cloud.calls() and "nothing was copied or created" in printed.stderr
     printed_commands = printed.stderr.splitlines()[-3:]
     assert printed_commands[2] == "kubectl apply --filename=jobset.json --context='my cluster'"

@@ -114,7 +114,7 @@ class GkeJob:
             if result := outcome(jobset):
                 ended = job.describe_result(at_limit(self.exits()) or result)
                 raise LaunchError(f"{self.name} {ended}: `delete` it before the next launch")
-            print_status(f"{self.name} is already running; following it")
+            print_status(f"{self.name} is already running, with its own flags; following it")
             return self.follow()
         commit = job.last_commit(root)  # Restarts run the same code.
         with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
