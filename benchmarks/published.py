@@ -505,6 +505,7 @@ def stored_entry(measurement: Measurement, cycles: float) -> dict:
         "name": measurement.name,
         "chip": measurement.chip,
         "num_chips": measurement.num_chips,
+        "is_product": isinstance(measurement.program, Product),
         "tokens_per_device": measurement.rows * measurement.length,
         "measured_seconds": measurement.seconds,
         "estimated_seconds": cycles / CHIPS[measurement.chip].clock_hz,

@@ -50,6 +50,7 @@ def test_stored_measurements_are_those_that_were_published(published):
         assert entry == entry | {
             "chip": measurement.chip,
             "num_chips": measurement.num_chips,
+            "is_product": isinstance(measurement.program, published.Product),
             "tokens_per_device": measurement.rows * measurement.length,
             "measured_seconds": measurement.seconds,
             "figure": measurement.figure,

@@ -17,7 +17,8 @@ PUBLISHED = pathlib.Path(__file__).with_name("published.json")
 # Four rows of 512 tokens: products are then so small that what no cycle counts decides.
 FEW_TOKENS = 4 * 512
 EXPOSED_SHARE = 0.05  # Of the computation. Exposed communication is only known as a minimum.
-UNKNOWN = (0.5, 1.0, 2.0)  # Low, factor, high, where nothing is measured on any chip.
+UNKNOWN = (0.5, 1.0, 2.0)  # Low, factor, high, where no step is measured on any chip.
+MIN_SPREAD = 1.25
 NUMBERS = ("factor", "low", "high")  # In a file of tools/calibrate.py.
 
 
@@ -56,17 +57,17 @@ def ratio(measurement: dict) -> float:
 
 
 def calibrates(measurement: dict) -> bool:
-    """Returns whether a measurement counts for factors: not with few tokens per device."""
-    return measurement["tokens_per_device"] > FEW_TOKENS
+    """Returns whether a measurement counts for factors: of training steps, not of few tokens."""
+    return not measurement["is_product"] and measurement["tokens_per_device"] > FEW_TOKENS
 
 
 def calibration_of(chip: str, file: str | None = None) -> Calibration:
     """Returns the calibration of a chip, from published measurements or a file.
 
-    The range of a chip with fewer than three published measurements is at least as wide, relative
-    to its factor, as that of all measurements relative to the factors of their chips. A chip
-    without any has the factor and range of all. Raises ValueError for a `file` that is not of
-    tools/calibrate.py, or is of another chip.
+    The factor is the median of the ratios, the range their extremes. A chip without a measured step
+    has those of all chips. Fewer than three measurements say little about the range: it then
+    reaches from the factor to MIN_SPREAD times less and more, or further. Raises ValueError for a
+    `file` that is not of tools/calibrate.py, or is of another chip.
     """
     if file:
         return _read_file(chip, file)
@@ -75,18 +76,14 @@ def calibration_of(chip: str, file: str | None = None) -> Calibration:
         by_chip.setdefault(measurement["chip"], []).append(ratio(measurement))
     if not by_chip:
         low, factor, high = UNKNOWN
-        return Calibration(chip, factor, low, high, 0, "nothing was measured")
-    if chip not in by_chip:
-        every = [each for own in by_chip.values() for each in own]
-        names = ", ".join(name for name in CHIPS if name in by_chip)
-        source = f"published measurements of {names}"
-        return Calibration(chip, statistics.median(every), min(every), max(every), 0, source)
-    ratios = by_chip[chip]
-    factor = statistics.median(ratios)
-    low, high = min(ratios), max(ratios)
+        return Calibration(chip, factor, low, high, 0, "no step was measured")
+    ratios = by_chip.get(chip, [each for own in by_chip.values() for each in own])
+    factor, low, high = statistics.median(ratios), min(ratios), max(ratios)
     if len(ratios) < 3:
-        spread = [each / statistics.median(own) for own in by_chip.values() for each in own]
-        low, high = min(low, factor * min(spread)), max(high, factor * max(spread))
+        low, high = min(low, factor / MIN_SPREAD), max(high, factor * MIN_SPREAD)
+    if chip not in by_chip:
+        names = ", ".join(name for name in CHIPS if name in by_chip)
+        return Calibration(chip, factor, low, high, 0, f"published measurements of {names}")
     source = f"{len(ratios)} published measurement{'s' * (len(ratios) > 1)}"
     return Calibration(chip, factor, low, high, len(ratios), source)
 
@@ -138,7 +135,7 @@ def why_not_calibrated(
     """
     reasons = []
     if not calibration.is_measured:
-        reasons.append(f"no measurement of {calibration.chip} is known")
+        reasons.append(f"no measured step of {calibration.chip} is known")
     if tokens_per_device <= FEW_TOKENS:
         reasons.append(
             f"{tokens_per_device:,.0f} tokens per device and microbatch are few: at most "

@@ -11,10 +11,11 @@ from bert_jax.pods.estimate.calibration import Calibration, calibration_of
 V4 = Calibration("v4", factor=1.2, low=1.1, high=1.5, num_measurements=3, source="a test")
 
 
-def publish(monkeypatch, **ratios: list[float]) -> None:
+def publish(monkeypatch, **ratios: list[float]) -> list[dict]:
     measurements = [
         {
             "chip": chip,
+            "is_product": False,
             "tokens_per_device": 1e4,
             "measured_seconds": 2 * each,
             "estimated_seconds": 2,
@@ -23,6 +24,7 @@ def publish(monkeypatch, **ratios: list[float]) -> None:
         for each in own
     ]
     monkeypatch.setattr(calibration, "read_published", lambda: measurements)
+    return measurements
 
 
 def test_factor_and_range_are_median_and_extremes_of_a_chip(monkeypatch):
@@ -32,10 +34,12 @@ def test_factor_and_range_are_median_and_extremes_of_a_chip(monkeypatch):
     assert found.num_measurements == 3 and found.is_measured
 
 
-def test_range_of_few_measurements_is_as_wide_as_that_of_all(monkeypatch):
-    publish(monkeypatch, v4=[0.8, 1.0, 1.5], v5e=[2.0])
+def test_range_of_few_measurements_is_not_narrow(monkeypatch):
+    publish(monkeypatch, v5e=[2.0], v6e=[1.0, 2.0])
     found = calibration_of("v5e")
-    assert (found.low, found.factor, found.high) == pytest.approx((1.6, 2.0, 3.0))
+    assert (found.low, found.factor, found.high) == pytest.approx((1.6, 2.0, 2.5))
+    found = calibration_of("v6e")
+    assert (found.low, found.factor, found.high) == pytest.approx((1.0, 1.5, 2.0))
 
 
 def test_chip_without_measurements_has_the_range_of_all(monkeypatch):
@@ -47,6 +51,14 @@ def test_chip_without_measurements_has_the_range_of_all(monkeypatch):
     )
     assert not found.is_measured
     assert calibration.why_not_calibrated(found, 1e6, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("changes", [{"is_product": True}, {"tokens_per_device": 2048}])
+def test_products_and_few_tokens_make_no_factor(monkeypatch, changes):
+    measurements = publish(monkeypatch, v4=[1.5, 3.0])
+    measurements[1] |= changes
+    found = calibration_of("v4")
+    assert (found.factor, found.num_measurements) == (1.5, 1)
 
 
 def test_nothing_published_gives_the_widest_range(monkeypatch):
