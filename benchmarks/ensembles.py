@@ -3,6 +3,11 @@
     python -m bert_jax.finetune --config=… --workdir=runs/r8 --config.num_seeds=3
     python benchmarks/ensembles.py --run=runs/r8 --split=test
 
+docs/finetuning.md has figures of two runs from the MiniLM weights: of
+configs/finetune/reuters_r8.py with --config.max_seq_length=64 --config.num_epochs=1.0, and of
+configs/finetune/squad.py with the two files of tools/split_squad.py, --config.max_seq_length=256
+--config.num_epochs=2.0 --config.batch_size=8 --config.learning_rate=3e-4.
+
 The ensemble is that of `bert_jax.predict --model=… --model=…`. Its gain is its score less the mean
 of the members' scores; the 95 % interval is by the paired bootstrap over the examples. It is that
 of the choice of the examples, not of the seeds.
@@ -30,6 +35,8 @@ NUM_SAMPLES = 10_000
 def main(argv: list[str]) -> None:
     values = flags.FLAGS
     seeds = sorted(pathlib.Path(values.run).glob("seed_*"))
+    if not pathlib.Path(values.run, "result.json").exists():
+        sys.exit(f"ensembles: {values.run} has no result.json: expected a finished run")
     settings = json.loads((seeds[0] / "config.json").read_text(encoding="utf-8"))
     answers_questions = "null_answers" in settings["head"]
     name = f"{values.split}/predictions.json" if answers_questions else f"{values.split}.jsonl"
