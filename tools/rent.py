@@ -21,11 +21,11 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.pods.chips import both_names, parse_topology, shape_name
-from bert_jax.pods.estimate import planned, pod_report, rent_offers, roofline, run_hours
+from bert_jax.pods.estimate import planned, rent_offers, roofline, run_hours
 from bert_jax.pods.estimate.calibration import Calibration, calibration_of
 from bert_jax.pods.estimate.prices import KINDS, Prices, describe_prices, read_prices
 from bert_jax.pods.estimate.rent_offers import Offer, Run
-from bert_jax.pods.estimate.roofline import Plan, Work
+from bert_jax.pods.estimate.roofline import Plan
 from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
 from bert_jax.sweeps.settings import known_fields
 from bert_jax.training.phases import Phase
@@ -68,7 +68,6 @@ LENGTH = flags.DEFINE_integer(
 LONG_LENGTH = flags.DEFINE_integer(
     "long_max_seq_length", None, "Row length of later phases, if no corpus is given."
 )
-MAX_TRIES = 3  # Plans of a slice to compile until one fits.
 
 
 def check_flags() -> None:
@@ -109,52 +108,6 @@ def read_calibrations(topologies: list[str]) -> dict[str, Calibration]:
             expected = f"expected CHIP=FILE, CHIP one of {', '.join(chips)}"
             raise ValueError(f"--calibration={chip}={file}: {expected}")
     return {chip: calibration_of(chip, files.get(chip)) for chip in chips}
-
-
-def best_plans(works: list[Work], topology: str) -> list[Plan]:
-    """Returns the plans for a slice, the best first: those that fit by time, others by memory."""
-
-    def key(plan: Plan):
-        seconds = sum(
-            work.num_steps * step.seconds for work, step in zip(works, plan.steps, strict=True)
-        )
-        memory = max(step.hbm_bytes for step in plan.steps)
-        return (not plan.fits, seconds if plan.fits else memory)
-
-    return sorted(roofline.possible_plans(works, topology), key=key)
-
-
-def compile_offer(
-    config: ConfigDict, phases: list[Phase], tokenizer, works: list[Work], topology: str, offer_of
-) -> Offer:
-    """Compiles the steps of the best plan for a slice that fits, and prints each try.
-
-    `offer_of` returns the offer of (topology, plan, whether it is compiled).
-    """
-    tried = []
-    for plan in best_plans(works, topology):
-        # After a step that does not fit, only those that need less memory.
-        memory = max(step.hbm_bytes for step in plan.steps)
-        if len(tried) == MAX_TRIES or any(memory >= other for other in tried):
-            continue
-        changes = roofline.plan_changes(config, works, plan, topology)
-        print(f"compiling {both_names(topology)} {format_flags(changes)}", flush=True)
-        changed = pod_report.with_changes(config, changes)
-        report = pod_report.report(changed, topology, phases, tokenizer)
-        seconds = f"({report['compile_seconds']:.0f} s)"
-        if report["fits"]:
-            plan = rent_offers.with_compiled_steps(plan._replace(fits=True), report["phases"])
-            offer = offer_of(topology, plan, True)
-            hours = rent_offers.format_range(offer.hours, 1)
-            print(f"  fits: {hours} hours {seconds}", flush=True)
-            return offer
-        print(f"  does not fit {seconds}", flush=True)
-        tried.append(memory)
-    return Offer(topology, problem="no step that was compiled fits")
-
-
-def format_flags(changes: dict) -> str:
-    return " ".join(f"--config.{field}={value}" for field, value in changes.items())
 
 
 def run() -> bool:
@@ -198,10 +151,10 @@ def run() -> bool:
 
     offers = []
     for topology in topologies:
-        if plans := best_plans(works, topology):
+        if plans := rent_offers.best_plans(works, topology):
             offers.append(offer_of(topology, plans[0]))
         else:
-            sizes = " and ".join(str(each) for each in {work.batch_size: 0 for work in works})
+            sizes = " and ".join(dict.fromkeys(str(work.batch_size) for work in works))
             devices = roofline.num_devices(topology)
             problem = f"batches of {sizes} rows do not divide over {devices} devices"
             offers.append(Offer(topology, problem=problem))
@@ -209,15 +162,17 @@ def run() -> bool:
     show(offers)
     print(f"By roofline, in {time.monotonic() - started:.0f} s.", flush=True)
 
-    best = [each.topology for each in offers if each.plan and each.plan.fits][: COMPILE.value]
+    best = [each for each in offers if each.plan and each.plan.fits][: COMPILE.value]
     if best and importlib.util.find_spec("libtpu") is None:
         print("Nothing is compiled: the TPU compiler is missing. pip install 'jax[tpu]'")
         best = []
     if best:
         print()
         others = [each for each in offers if each.topology not in best]
-        run_of = config, phases, tokenizer, works
-        compiled = [compile_offer(*run_of, topology, offer_of) for topology in best]
+        compiled = [
+            rent_offers.compile_offer(config, phases, tokenizer, works, topology, offer_of)
+            for topology in best
+        ]
         offers = rent_offers.ranked([*compiled, *others], per_chip_hour, deadline)
         print()
         show(offers)
@@ -233,7 +188,8 @@ def run() -> bool:
     if first.parts.checkpoint_every != config.checkpoint_every:
         changes["checkpoint_every"] = first.parts.checkpoint_every
     file = config_flags.get_config_filename(flags.FLAGS["config"])
-    print(f"\nBest: {both_names(first.topology)}, with --config={file} {format_flags(changes)}")
+    new_flags = f"--config={file} {rent_offers.format_flags(changes)}".strip()
+    print(f"\nBest: {both_names(first.topology)}, with {new_flags}")
     print(describe_parts(first.parts))
     return deadline is None or first.hours.typical <= deadline
 

@@ -3,18 +3,33 @@
 import datetime
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
+from ml_collections import ConfigDict
+
 from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
+from bert_jax.pods.estimate import pod_report
 from bert_jax.pods.estimate.calibration import (
     Calibration,
     Range,
     measured_range,
     why_not_calibrated,
 )
-from bert_jax.pods.estimate.roofline import ERROR, Plan, Step, Work, device_peak, num_devices
+from bert_jax.pods.estimate.roofline import (
+    ERROR,
+    Plan,
+    Step,
+    Work,
+    device_peak,
+    num_devices,
+    plan_changes,
+    possible_plans,
+)
 from bert_jax.pods.estimate.run_hours import Assumptions, RunHours, hours_of_run
+from bert_jax.runtime.command_line import describe_error
+from bert_jax.training.phases import Phase
 
 COLUMNS = (
     "slice",
@@ -29,6 +44,7 @@ COLUMNS = (
     "limited by",
     "estimate",
 )
+MAX_TRIES = 3  # Plans of a slice to compile until one fits.
 EVALUATION_SHARE = 1 / 3  # Of the computation of an update: the forward pass.
 
 
@@ -120,6 +136,63 @@ def make_offer(
         limit=what_limits(works, plan),
         doubts=tuple(doubts),
     )
+
+
+def best_plans(works: Sequence[Work], topology: str) -> list[Plan]:
+    """Returns the plans for a slice, the best first: those that fit by time, others by memory."""
+
+    def key(plan: Plan):
+        seconds = sum(
+            work.num_steps * step.seconds for work, step in zip(works, plan.steps, strict=True)
+        )
+        memory = max(step.hbm_bytes for step in plan.steps)
+        return (not plan.fits, seconds if plan.fits else memory)
+
+    return sorted(possible_plans(works, topology), key=key)
+
+
+def compile_offer(
+    config: ConfigDict,
+    phases: list[Phase],
+    tokenizer,
+    works: Sequence[Work],
+    offer: Offer,
+    offer_of: Callable[[str, Plan, bool], Offer],
+) -> Offer:
+    """Compiles the steps of the best plan that fits the slice of an offer, and prints each try.
+
+    `offer_of` returns the offer of a slice with a plan, whose steps may be compiled ones. Returns
+    `offer`, that of the roofline, if the compiler or the table of kernels rejects a step.
+    """
+    topology, tried = offer.topology, []
+    for plan in best_plans(works, topology):
+        # After a step that does not fit, only those that need less memory.
+        memory = max(step.hbm_bytes for step in plan.steps)
+        if len(tried) == MAX_TRIES or any(memory >= other for other in tried):
+            continue
+        changes = plan_changes(config, works, plan, topology)
+        print(f"compiling {both_names(topology)} {format_flags(changes)}", flush=True)
+        changed = pod_report.with_changes(config, changes)
+        try:
+            report = pod_report.report(changed, topology, phases, tokenizer)
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            print(f"  is not compiled: {' '.join(describe_error(error).split())}", flush=True)
+            return offer
+        seconds = f"({report['compile_seconds']:.0f} s)"
+        if report["fits"]:
+            plan = with_compiled_steps(plan._replace(fits=True), report["phases"])
+            compiled = offer_of(topology, plan, True)
+            hours = format_range(compiled.hours, 1)
+            print(f"  fits: {hours} hours {seconds}", flush=True)
+            return compiled
+        print(f"  does not fit {seconds}", flush=True)
+        tried.append(memory)
+    return Offer(topology, problem="no step that was compiled fits")
+
+
+def format_flags(changes: Mapping) -> str:
+    """Returns changes of a configuration as flags."""
+    return " ".join(f"--config.{field}={value}" for field, value in changes.items())
 
 
 def what_limits(works: Sequence[Work], plan: Plan) -> str:

@@ -5,7 +5,8 @@ import datetime
 
 import pytest
 
-from bert_jax.pods.estimate import rent_offers
+from bert_jax.configs.pretrain import bert_base
+from bert_jax.pods.estimate import pod_report, rent_offers
 from bert_jax.pods.estimate.calibration import Calibration, Range
 from bert_jax.pods.estimate.rent_offers import Offer, Run, make_offer, price_of, ranked
 from bert_jax.pods.estimate.roofline import ERROR, Layout, Plan, Step, Work, device_peak
@@ -58,6 +59,57 @@ def test_compiled_steps_replace_those_of_the_roofline_in_proportion():
     phase = {"step_seconds": 0.8, "exposed_seconds": 0.3, "hbm_bytes_per_device": 5}
     (step,) = rent_offers.with_compiled_steps(PLAN, [phase]).steps
     assert step == pytest.approx((0.4, 0.2, 0.2, 0.3, 5))
+
+
+def compile_with(monkeypatch, answers: list) -> tuple[list[dict], Offer]:
+    """Compiles an offer with a compiler that gives `answers`; returns what it tried, and the offer.
+
+    An answer is whether a step fits, or an exception.
+    """
+    remaining, tried = iter(answers), []
+
+    def fake_report(config, *_):
+        tried.append((config.per_device_batch_size, config.model.remat, config.mesh.fsdp))
+        answer = next(remaining)
+        if isinstance(answer, Exception):
+            raise answer
+        phase = {"step_seconds": 2.0, "exposed_seconds": 0.0, "hbm_bytes_per_device": 7}
+        return {"fits": answer, "compile_seconds": 1.0, "phases": [phase]}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+
+    def offer_of(topology, plan, is_compiled):
+        return make_offer(topology, [WORK], plan, RUN, TWICE, is_compiled)
+
+    config = bert_base.get_config()
+    (first, *_) = rent_offers.best_plans([WORK], "v5e:2x4")
+    given = offer_of("v5e:2x4", first, False)
+    found = rent_offers.compile_offer(config, [], None, [WORK], given, offer_of)
+    return tried, found
+
+
+def test_plan_that_fits_gets_the_time_of_the_compiler(monkeypatch, capsys):
+    tried, found = compile_with(monkeypatch, [True])
+    assert found.is_compiled and found.plan.fits and len(tried) == 1
+    assert found.plan.steps[0].seconds == pytest.approx(2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("compiling v5e:2x4 (v5litepod-8) --config.")
+    assert lines[1].startswith("  fits: ")
+
+
+def test_plans_that_need_less_memory_follow_one_that_does_not_fit(monkeypatch):
+    plans = rent_offers.best_plans([WORK], "v5e:2x4")
+    assert [plan.fits for plan in plans] == sorted((plan.fits for plan in plans), reverse=True)
+    tried, found = compile_with(monkeypatch, [False, False, True])
+    assert found.is_compiled and len(set(tried)) == 3
+    tried, found = compile_with(monkeypatch, [False] * rent_offers.MAX_TRIES)
+    assert len(tried) == rent_offers.MAX_TRIES and found.plan is None and found.problem
+
+
+def test_slice_that_the_compiler_rejects_keeps_its_roofline(monkeypatch, capsys):
+    tried, found = compile_with(monkeypatch, [ValueError("no entry for v5e")])
+    assert len(tried) == 1 and not found.is_compiled and found.plan.fits
+    assert "no entry for v5e" in capsys.readouterr().out
 
 
 def test_price_is_that_of_all_chips_not_devices():
