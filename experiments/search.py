@@ -66,8 +66,8 @@ QUARTER = SIZES[-1]
 START = "MiniLM"
 ROTATED = f"MiniLM, {QUARTER} principal components"
 IN_BATCH, MINED = "bi-encoder, negatives of the batch", "bi-encoder, mined negatives"
-TRUNCATED = f"the same, the first {QUARTER} dimensions"
-COMPRESSED = f"the same, {QUARTER} principal components of the paragraphs"
+TRUNCATED = f"mined negatives, the first {QUARTER} dimensions"
+COMPRESSED = f"mined negatives, {QUARTER} principal components of the paragraphs"
 # With sentences, the share of the best one in the score of a paragraph. Of 0.25, 0.5, 0.75 and 1 it
 # is the best for MiniLM on the questions of the training articles, which it is not trained on.
 SENTENCE_WEIGHT = 0.5
