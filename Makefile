@@ -90,7 +90,7 @@ report-test: .venv/compiler
 		tests/sharding/test_mesh.py
 
 # Compiles every pod configuration, for hours, and writes the table of docs/log. Stopped, it goes on
-# with the next configuration; `rm -r runs/tpu_tables` after a change of the step.
+# with the next configuration.
 tpu-tables: .venv/compiler
 	JAX_PLATFORMS=cpu $(BIN)/python tools/tpu_report.py --all --reports=runs/tpu_tables \
 		--markdown=docs/log/2026-11-tpu-configurations.md

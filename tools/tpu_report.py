@@ -102,7 +102,7 @@ REPORTS = flags.DEFINE_string(
     "reports",
     None,
     "Directory that keeps the report of each configuration of --all, so that the same command goes "
-    "on where it was stopped. Those of another version of the compiler are made again.",
+    "on where it was stopped. Those of other code or another compiler are compiled again.",
 )
 
 # Flags that have no effect, by mode.

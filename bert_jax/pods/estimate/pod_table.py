@@ -1,6 +1,7 @@
 """Compares pods: all configurations in one table, or meshes and remat policies of one."""
 
 import datetime
+import hashlib
 import importlib
 import json
 import pathlib
@@ -8,6 +9,8 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+import bert_jax
+from bert_jax import configs
 from bert_jax.pods.chips import CHIPS, default_shape, format_shape, parse_topology
 from bert_jax.pods.estimate import compilation, pod_report, report_text
 from bert_jax.training.phases import Phase
@@ -67,17 +70,27 @@ def check_page(page: pathlib.Path) -> None:
         )
 
 
+def hash_source() -> str:
+    """Returns a hash of the files of bert_jax and its configurations, which decide a report."""
+    found = hashlib.sha256()
+    for folder in (bert_jax.__path__[0], configs.__path__[0]):
+        for path in sorted(pathlib.Path(folder).rglob("*")):
+            if path.suffix in (".py", ".json"):
+                found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def kept_report(path: pathlib.Path | None, make_report: Callable[[], dict]) -> dict:
-    """Returns the report in a file if this compiler made it; makes it, and writes it, otherwise.
+    """Returns the report in a file if the same code and compiler made it; otherwise makes it.
 
     Its "compiler" has the versions of libtpu and jax, its "date" the day on which it was made.
     """
-    compiler = compilation.compiler_versions()
+    made_by = {"compiler": compilation.compiler_versions(), "source": hash_source()}
     if path and path.exists():
         report = json.loads(path.read_text(encoding="utf-8"))
-        if report["compiler"] == compiler:
+        if made_by.items() <= report.items():
             return report
-    report = make_report() | {"compiler": compiler, "date": datetime.date.today().isoformat()}
+    report = make_report() | made_by | {"date": datetime.date.today().isoformat()}
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
