@@ -168,12 +168,14 @@ def run() -> bool:
         best = []
     if best:
         print()
-        others = [each for each in offers if each.topology not in best]
-        compiled = [
-            rent_offers.compile_offer(config, phases, tokenizer, works, topology, offer_of)
-            for topology in best
-        ]
-        offers = rent_offers.ranked([*compiled, *others], per_chip_hour, deadline)
+        offers = rent_offers.with_compiled(
+            offers,
+            best,
+            lambda each: rent_offers.compile_offer(
+                config, phases, tokenizer, works, each, offer_of
+            ),
+        )
+        offers = rent_offers.ranked(offers, per_chip_hour, deadline)
         print()
         show(offers)
 
@@ -183,6 +185,9 @@ def run() -> bool:
     first = offers[0]
     if first.plan is None or not first.plan.fits:
         print("\nThe run fits none of these slices.")
+        return False
+    if first.problem:
+        print("\nThe compiler rejected every slice that fits by roofline: none is the best.")
         return False
     changes = roofline.plan_changes(config, works, first.plan, first.topology)
     if first.parts.checkpoint_every != config.checkpoint_every:

@@ -116,6 +116,12 @@ def nearest_shapes(chip: str, num_chips: int, shape: tuple[int, ...] = ()) -> li
     ]
 
 
+def num_hosts(chip: str, num_chips: int) -> int:
+    """Returns the number of hosts of a slice: v5e and v6e have one with 8 chips, others have 4."""
+    per_host = 8 if chip in ("v5e", "v6e") and num_chips <= 8 else 4
+    return max(num_chips // per_host, 1)
+
+
 def format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 

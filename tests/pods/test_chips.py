@@ -13,6 +13,7 @@ from bert_jax.pods.chips import (
     default_shape,
     format_shape,
     nearest_shapes,
+    num_hosts,
     parse_accelerator_type,
     parse_topology,
     shape_name,
@@ -164,3 +165,11 @@ def test_peak_flops_are_flops_per_cycle_times_the_clock():
     for (device_kind, num_units), chip in zip(units.items(), CHIPS.values(), strict=True):
         peak = num_units * 128**2 * 2 * chip.clock_hz
         assert peak == pytest.approx(metrics.PEAK_FLOPS[device_kind], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("chip", "size", "hosts"),
+    [("v5e", 1, 1), ("v5e", 8, 1), ("v6e", 8, 1), ("v5e", 16, 4), ("v4", 8, 2), ("tpu7x", 4, 1)],
+)
+def test_hosts_of_v5e_and_v6e_have_eight_chips_in_slices_of_one_host(chip, size, hosts):
+    assert num_hosts(chip, size) == hosts

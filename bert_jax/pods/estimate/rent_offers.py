@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
+from bert_jax.pods.chips import CHIPS, GIB, both_names, num_hosts, parse_topology
 from bert_jax.pods.estimate import pod_report
 from bert_jax.pods.estimate.calibration import (
     Calibration,
@@ -69,7 +69,7 @@ class Offer(NamedTuple):
       mfu: of a step, exposed communication included, typical.
       limit: what takes the most time.
       doubts: why the hours may be outside of their range.
-      problem: why it cannot run; "" if it can.
+      problem: why it cannot run, or why its steps were not compiled; "" if neither.
     """
 
     topology: str
@@ -121,7 +121,7 @@ def make_offer(
             num_evaluations=1 + (num_steps - 1) // run.eval_every if run.eval_every else 1,
             checkpoint_every=run.checkpoint_every,
             checkpoint_bytes=last.state_bytes,
-            num_hosts=max(num_chips // 4, 1),
+            num_hosts=num_hosts(chip, num_chips),
             assumptions=run.assumptions,
         )
         for total, evaluation in zip(seconds, evaluations, strict=True)
@@ -162,7 +162,8 @@ def compile_offer(
     """Compiles the steps of the best plan that fits the slice of an offer, and prints each try.
 
     `offer_of` returns the offer of a slice with a plan, whose steps may be compiled ones. Returns
-    `offer`, that of the roofline, if the compiler or the table of kernels rejects a step.
+    `offer`, that of the roofline, with a problem if the compiler or the table of kernels rejects a
+    step.
     """
     topology, tried = offer.topology, []
     for plan in best_plans(works, topology):
@@ -176,8 +177,9 @@ def compile_offer(
         try:
             report = pod_report.report(changed, topology, phases, tokenizer)
         except (ValueError, jax.errors.JaxRuntimeError) as error:
-            print(f"  is not compiled: {' '.join(describe_error(error).split())}", flush=True)
-            return offer
+            problem = f"is not compiled: {' '.join(describe_error(error).split())}"
+            print(f"  {problem}", flush=True)
+            return offer._replace(problem=problem)
         seconds = f"({report['compile_seconds']:.0f} s)"
         if report["fits"]:
             plan = with_compiled_steps(plan._replace(fits=True), report["phases"])
@@ -188,6 +190,13 @@ def compile_offer(
         print(f"  does not fit {seconds}", flush=True)
         tried.append(memory)
     return Offer(topology, problem="no step that was compiled fits")
+
+
+def with_compiled(
+    offers: Sequence[Offer], best: Sequence[Offer], compiled: Callable[[Offer], Offer]
+) -> list[Offer]:
+    """Returns `offers`, of which what `compiled` returns replaces each of `best`."""
+    return [compiled(each) if each in best else each for each in offers]
 
 
 def format_flags(changes: Mapping) -> str:
@@ -242,8 +251,9 @@ def ranked(
 ) -> list[Offer]:
     """Returns the offers, the best first.
 
-    Those that fit come first; of these, those whose typical hours are within the deadline, the
-    cheapest first. Without any prices, the fastest is first; one without a price is last.
+    Those that fit come first, then those that fit but were rejected by the compiler; of each, those
+    whose typical hours are within the deadline, the cheapest first.
+    Without any prices, the fastest is first; one without a price is last.
     """
 
     def key(offer: Offer):
@@ -251,7 +261,7 @@ def ranked(
         is_late = deadline is not None and offer.hours.typical > deadline
         price = price_of(offer, per_chip_hour.get(parse_topology(offer.topology)[0]))
         cost = price.typical if price else math.inf
-        return (not runs, is_late, cost, offer.hours.typical)
+        return (not runs, bool(offer.problem), is_late, cost, offer.hours.typical)
 
     return sorted(offers, key=key)
 
@@ -306,7 +316,7 @@ def table_row(offer: Offer, per_chip_hour: float | None, deadline: float | None)
         in_time(offer, deadline) if deadline is not None else "",
         f"{offer.mfu:.0%}",
         offer.limit,
-        "compiled" if offer.is_compiled else "roofline",
+        "compiled" if offer.is_compiled else "roofline" + ", rejected" * bool(offer.problem),
     ]
 
 

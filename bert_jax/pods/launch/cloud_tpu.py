@@ -52,7 +52,7 @@ def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     chip, num_chips = chips.parse_accelerator_type(api_name) or ("", 0)
     is_whole = chip and chips.accelerator_type(chip, num_chips) == api_name
     if is_whole and chips.default_shape(chip, num_chips):
-        return chip, num_chips, num_hosts(chip, num_chips)
+        return chip, num_chips, chips.num_hosts(chip, num_chips)
     job.check_served(name, "launch_tpu")
     wrong = f"--accelerator_type={accelerator_type} is unknown"
     if not accelerator_type:
@@ -77,12 +77,7 @@ def size_of_shape(topology: str) -> tuple[str, int, int]:
         several = "tools/launch_gke.py runs a job on several"
         raise LaunchError(f"--accelerator_type={topology}: expected one slice; {several}")
     num_chips = math.prod(shape)
-    return chip, num_chips, num_hosts(chip, num_chips)
-
-
-def num_hosts(chip: str, num_chips: int) -> int:
-    per_host = 8 if chip in ("v5e", "v6e") and num_chips <= 8 else 4
-    return max(num_chips // per_host, 1)
+    return chip, num_chips, chips.num_hosts(chip, num_chips)
 
 
 @dataclasses.dataclass(frozen=True)

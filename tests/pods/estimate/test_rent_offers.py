@@ -26,7 +26,7 @@ def offer(topology="v5e:2x4", hours=(1.0, 2.0, 4.0), fits=True, **fields) -> Off
 
 def test_hours_are_a_range_of_calibrated_computation_and_communication():
     compiled = make_offer("v5e:2x4", [WORK], PLAN, RUN, TWICE, is_compiled=True)
-    copies = 8 * 1.2 / 2 / 3600  # A second for 1.2 GB over two hosts, each of eight times.
+    copies = 8 * 1.2 / 3600  # 1.2 GB at 1 GB per second by the one host, eight times.
     for hours, factor in zip(compiled.hours, (1.5, 2.0, 3.0), strict=True):
         assert hours == pytest.approx(10 * (0.4 * factor + 0.05) + 1 + copies)
     assert compiled.limit == "products 44%"
@@ -108,8 +108,20 @@ def test_plans_that_need_less_memory_follow_one_that_does_not_fit(monkeypatch):
 
 def test_slice_that_the_compiler_rejects_keeps_its_roofline(monkeypatch, capsys):
     tried, found = compile_with(monkeypatch, [ValueError("no entry for v5e")])
-    assert len(tried) == 1 and not found.is_compiled and found.plan.fits
+    assert len(tried) == 1 and not found.is_compiled and found.plan.fits and found.problem
     assert "no entry for v5e" in capsys.readouterr().out
+
+
+def test_compiled_offers_replace_those_of_the_roofline_and_a_failed_one_is_never_the_best():
+    offers = [offer(name, (n, n, n)) for n, name in enumerate(("v4:2x2x1", "v5e:2x4", "v6e:2x4"))]
+    answers = {
+        "v4:2x2x1": Offer("v4:2x2x1", problem="does not fit"),
+        "v5e:2x4": offers[1]._replace(problem="is not compiled"),
+    }
+    found = rent_offers.with_compiled(offers, offers[:2], lambda each: answers[each.topology])
+    order = ranked(found, {}, None)
+    assert [each.topology for each in order] == ["v6e:2x4", "v5e:2x4", "v4:2x2x1"]
+    assert rent_offers.table_row(order[1], None, None)[-1] == "roofline, rejected"
 
 
 def test_price_is_that_of_all_chips_not_devices():
