@@ -32,6 +32,7 @@ from bert_jax.pods.launch.job import (
     check_bucket,
     check_job,
     describe_result,
+    interrupt_on_signals,
     last_commit,
     parse_launcher_flags,
     print_status,
@@ -151,6 +152,7 @@ kubectl apply --filename=jobset.json{context}"""
 
 
 def main(argv: list[str]) -> None:
+    interrupt_on_signals()
     try:
         result = run("".join(argv[1:2]), argv[2:])
     except (LaunchError, OSError, subprocess.CalledProcessError) as error:

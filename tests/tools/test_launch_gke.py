@@ -22,10 +22,11 @@ from bert_jax.runtime.errors import INTERRUPTED, PREEMPTED
 from tests.helpers import commands
 
 # Logs its arguments and follows the plan: `attempts` has, for each start of the JobSet, the exit
-# codes of its pods, or "wait" or "unreachable" after their start, or "deleted"; "queued" before it.
-# It applies the failure policies of the JobSet. `errors` counts the coming failures of commands
-# that contain a word; `answer` is the error of all. After a command in `lost` was performed, the
-# connection is lost, for a number of queries. `gcloud` is the error of that program.
+# codes of its pods (in a tuple, the controller sees the first alone), or "wait" or "unreachable"
+# after their start, or "deleted"; "queued" before it. It applies the failure policies of the
+# JobSet. `errors` counts the coming failures of commands that contain a word; `answer` is the error
+# of all. After a command in `lost` was performed, the connection is lost, for a number of queries.
+# `gcloud` is the error of that program.
 FAKE_KUBECTL = """
 import json, os, signal, subprocess, sys, time
 cloud, words = os.environ["FAKE_CLOUD"], sys.argv[1:]
@@ -72,7 +73,8 @@ elif plan["attempts"] and "terminalState" not in plan["status"]:
     job, policy = slices["template"]["spec"], jobset["spec"]["failurePolicy"]
     container = job["template"]["spec"]["containers"][0]
     attempt, num_hosts = plan["attempts"].pop(0), job["completions"] * slices["replicas"]
-    does, logs, codes = attempt if isinstance(attempt, list) else [attempt] * num_hosts, [], []
+    does = attempt if isinstance(attempt, (list, tuple)) else [attempt] * num_hosts
+    logs, codes = [], []
     for index, each in enumerate(does):
         home = f"{cloud}/hosts/{index}"
         os.makedirs(home, exist_ok=True)
@@ -96,6 +98,7 @@ elif plan["attempts"] and "terminalState" not in plan["status"]:
         if attempt == "wait": signal.pause()
         sys.exit("error: unexpected EOF")
     print(log, end="")
+    if isinstance(attempt, tuple): del codes[1:]
     (rule,) = job["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onExitCodes"]["operator"]) == ("FailJob", "NotIn")
     failed, status = [code for code in codes if code], plan["status"]
@@ -168,9 +171,9 @@ class Cloud:
         for name, text in (("bin/kubectl", FAKE_KUBECTL), ("bin/gcloud", FAKE_GCLOUD)):
             self.program(name, text)
         self.program("pod_bin/python", FAKE_PYTHON)
-        # The bucket is mounted, nobody waits, and nobody records the time.
+        # The bucket is mounted, nobody waits, records the time, or reaches a limit.
         self.program("pod_bin/mountpoint", "")
-        self.program("pod_bin/sleep", "import sys; sys.exit(sys.argv[1] == '60')")
+        self.program("pod_bin/sleep", "import sys; sys.exit(sys.argv[1] not in ('20', '120'))")
         self.plan()
         self.environment = os.environ | {
             "FAKE_CLOUD": str(path),
@@ -234,7 +237,7 @@ def test_launch_copies_the_commit_creates_the_jobset_and_follows_it(cloud):
     assert result.returncode == 0, result.stderr
     labels = {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": "low"}
     assert cloud.read_plan()["jobset"]["metadata"]["labels"] == labels
-    assert result.stderr.count("waiting for its turn in the queue\n") == 1
+    assert result.stderr.count("queued by Kueue\n") == 1
     assert cloud.steps() == ["storage", "apply", "logs", "logs"]
     assert all("--context=here" in call for call in cloud.calls() if call[0] != "storage")
     assert "the job of host0 began" in result.stdout
@@ -300,6 +303,11 @@ def test_job_that_has_spent_its_budget_is_stopped_by_its_cluster(cloud):
     assert "stopped at the limit of its budget: `delete` it" in cloud.run("launch").stderr
 
 
+def test_job_at_its_limit_was_stopped_even_if_the_controller_saw_another_exit_first(cloud):
+    cloud.plan((75, LIMIT_REACHED))
+    assert cloud.run("launch", "--max_restarts=0").returncode == LIMIT_REACHED
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_job_and_launch_or_follow_shows_its_log_again(cloud):
     cloud.plan("wait", "wait", 0)
@@ -347,6 +355,8 @@ def test_status_and_delete(cloud):
     cloud.plan("wait")
     launched = cloud.start("launch", price_per_chip_hour=2)
     assert any("began" in line for line in launched.stdout)
+    status = cloud.run("status")
+    assert status.returncode == 0 and "cost: not recorded yet" in status.stdout
     (cloud.path / "bucket/launch/1234.seconds").write_text("5400\n")
     status = cloud.run("status").stdout
     assert "NAME-OF-POD" in status and "ran for 1.5 hours, at 16.00 per hour: 24.00\n" in status
@@ -479,7 +489,11 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
     messages = [
         ("launch", {"topology": "v6e:4x5"}, "--topology: topology 'v6e:4x5' does not exist: try"),
         ("launch", {"topology": None}, "--topology is missing: expected CHIP:SHAPE"),
-        ("launch", {"spot": 1, "reservation": "a"}, "--spot and --reservation exclude each other"),
+        (
+            "launch",
+            {"spot": 1, "reservation": "a"},
+            "--spot and --reservation are mutually exclusive",
+        ),
         ("launch", {"max_hours": -1}, "--max_hours=-1.0: expected a positive number"),
         ("launch", {"queue_priority": "low"}, "--queue_priority needs --queue"),
         (

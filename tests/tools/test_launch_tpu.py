@@ -469,7 +469,7 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
         ("launch", {"accelerator_type": "tpu7x:2x2x2"}, "has no tpu7x: use GKE (tools/launch_gke"),
         ("launch", {"accelerator_type": "v4:2x2x3"}, "'v4:2x2x3' does not exist: try v4:2x2x2 (v4"),
         ("launch", {"accelerator_type": "v6e:4x4:2"}, "=v6e:4x4:2: expected one slice; tools/laun"),
-        ("launch", {"spot": 1, "reserved": 1}, "--spot and --reserved exclude each other"),
+        ("launch", {"spot": 1, "reserved": 1}, "--spot and --reserved are mutually exclusive"),
         ("launch", {"max_hours": 1, "delete_when_done": 0}, "--nodelete_when_done contradicts"),
         ("launch", {"max_price": 5}, "--max_price needs --price_per_chip_hour"),
         ("launch", {"zone": None}, "--zone must have a value"),

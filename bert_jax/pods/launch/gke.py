@@ -133,7 +133,7 @@ class GkeJob:
         return self.follow()
 
     def follow(self) -> str:
-        """Shows the log of process 0 until the job ends, and which pod ends without finishing.
+        """Shows the log of process 0 until the job ends, and which pods fail.
 
         Returns finished, failed, preempted, or stopped: at the limit of its budget.
         """
@@ -150,7 +150,7 @@ class GkeJob:
             result = self.follow_log()
         for line in (exits := self.exits()):  # Also of those that have ended just now.
             show_exit(line)
-        if result == "failed":
+        if result != "finished":  # At the last restart, the first exit code may be another pod's.
             result = at_limit(exits) or result
         if result == "failed":
             self.kubectl("logs", "--prefix", "--tail=40", "--container=job", self.pods())
@@ -177,8 +177,10 @@ class GkeJob:
             restarts = status.get("restarts", 0)
             restart = f"restart {restarts}: " if restarts else ""
             is_queued = "Suspended" in true_conditions(status)
-            waits_for = "its turn in the queue" if is_queued else "the pods, which `status` lists"
-            if (message := f"{restart}waiting for {waits_for}") != last_seen:
+            reason = (
+                "queued by Kueue" if is_queued else "waiting for the pods, which `status` lists"
+            )
+            if (message := f"{restart}{reason}") != last_seen:
                 print_status(message)
             last_seen = message
             time.sleep(self.poll_seconds)
@@ -195,17 +197,22 @@ class GkeJob:
         """
         self.kubectl("get", "jobset", self.name)
         self.kubectl("get", "pods", "--output=wide", self.pods())
-        metadata = self.query()["metadata"]
+        if (jobset := self.query()) is None:
+            raise LaunchError(f"{self.name} was deleted")
+        metadata = jobset["metadata"]
         known = metadata.get("annotations", {})
         if BUCKET not in known:
-            raise LaunchError(f"{self.name} was not created by this version: its cost is unknown")
+            print("cost: unknown, because an earlier version created the job")
+            return
         price = float(known[PRICE_PER_HOUR]) if PRICE_PER_HOUR in known else None
         if price_per_chip_hour is not None:
             price = price_per_chip_hour * int(known[NUM_CHIPS])
         address = f"gs://{known[BUCKET]}/{spent_path(metadata['uid'])}"
         read = job.run_gcloud("storage", "cat", address, capture_output=True)
         if read.returncode:
-            raise LaunchError(f"no cost yet: it is recorded once a minute. {read.stderr.strip()}")
+            print("cost: not recorded yet; a running job records it once a minute")
+            print_status(f"cannot read {address}: {read.stderr.strip()}")
+            return
         print(f"ran for {Budget(price, math.inf).describe(float(read.stdout))}")
 
     def delete(self) -> None:

@@ -44,6 +44,13 @@ def parse_launcher_flags(argv: list[str]) -> list[str]:
         sys.exit(f"{program}: the flags of the job follow `--`; before it: {message}")
 
 
+def interrupt_on_signals() -> None:
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does; not SIGHUP under nohup."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
 def read_capacity(**chosen: bool) -> str:
     """Returns the name of the flag that is set: spot, reserved, ...; "" (on demand) if none is.
 
@@ -52,12 +59,12 @@ def read_capacity(**chosen: bool) -> str:
     names = [name for name, is_chosen in chosen.items() if is_chosen]
     if len(names) > 1:
         given = " and ".join(f"--{name}" for name in names)
-        raise LaunchError(f"{given} exclude each other: choose one kind of capacity")
+        raise LaunchError(f"{given} are mutually exclusive: choose one kind of capacity")
     return "".join(names)
 
 
 def describe_result(result: str) -> str:
-    """Returns what is said of a job that ended, such as "failed" or "was preempted"."""
+    """Returns a description of the result, such as "failed" or "was preempted"."""
     said = {"preempted": "was preempted", "stopped": "was stopped at the limit of its budget"}
     return said.get(result, result)
 
@@ -158,10 +165,13 @@ def check_job(root: pathlib.Path, num_slices: int, num_devices: int, job: list[s
 
     `num_devices` is the number of JAX devices of all slices, and `job` the module of bert_jax to
     run, such as "pretrain", and its flags. What passed before is not repeated, unless the clone has
-    changes or its commit, the devices, the job, Python or JAX are others.
+    changes or its commit, the devices, the job, its config file, Python or JAX are others.
     """
     environment = [sys.version, importlib.metadata.version("jax")]
     key = [run_git(root, "rev-parse", "HEAD"), str(num_slices), str(num_devices), *job]
+    config = next((word for word in job if re.match("--?config=", word)), "").partition("=")[2]
+    with contextlib.suppress(OSError):  # git may ignore the file; without one, the check says so.
+        key.append((root / config.partition(":")[0]).read_text(errors="replace"))
     passed = cache_directory("checked_jobs", *environment, *key)
     has_changes = bool(run_git(root, "status", "--short"))
     if passed.exists() and not has_changes:

@@ -98,7 +98,7 @@ class Job:
 def parse_topology(text: str) -> Topology:
     """Parses "v5e:4x4", "v5e-16" or, for two slices, "v5e:4x4:2" or "v5e-16:2".
 
-    Raises LaunchError if GKE has no such.
+    Raises LaunchError if GKE has no such slice.
     """
     if not text:
         raise LaunchError(f"--topology is missing: expected {TOPOLOGY_FORM}")
@@ -241,7 +241,10 @@ def pod_command(settings: Job, commit: str, arguments: list[str]) -> str:
     is tried three times, so that a short failure of the network on one host does not end the job. A
     bucket that cannot be written, or that does not rename directories, as saving does, ends it.
     The first pod records in the bucket, every minute, how long the job has run in all its attempts.
-    At the limit of the budget, all pods stop Python; their exit code lets the JobSet fail.
+    At the limit of the budget, all pods stop Python; their exit code lets the JobSet fail. The
+    first of them marks the limit in the bucket, because the others may stop by agreement with it
+    before their own clocks are there, with an exit code that would restart the JobSet. Then the
+    shell stays process 1, and passes SIGTERM on.
     """
     num_hosts = settings.topology.hosts_per_slice * settings.topology.num_slices
     if num_hosts > 1:
@@ -255,7 +258,16 @@ if test $seconds -le 0; then
   echo "the job has reached the limit of its budget" >&2
   exit {LIMIT_REACHED}
 fi
-{run.replace("exec", f"exec {timeout}", 1)}"""
+{{ sleep $seconds && touch $spent.limit; }} >/dev/null 2>&1 &
+{run.replace("exec", timeout, 1)} &
+job=$! code=0 signals=
+trap 'signals=1; kill -TERM $job || true' TERM
+wait $job || code=$?
+while test $signals; do signals= code=0; wait $job || code=$?; done # A signal ends `wait`.
+case $code in
+  {"|".join(map(str, RESTARTABLE))}) if test -e $spent.limit; then code={LIMIT_REACHED}; fi ;;
+esac
+exit $code"""
     return f"""set -e
 retry() {{ "$@" || {{ sleep 20; "$@"; }} || {{ sleep 120; "$@"; }}; }}
 if ! mountpoint --quiet /gcs; then
@@ -269,8 +281,17 @@ if ! retry try_bucket; then
   exit 1
 fi
 spent=/gcs/{spent_path("$JOBSET_UID")}
-earlier=$(cat $spent 2>/dev/null || echo 0)
-record() {{ while sleep 60 && kill -0 $$; do echo $((earlier + SECONDS)) >$spent || true; done; }}
+read_earlier() {{
+  names=$(ls ${{spent%/*}}) || return
+  earlier=0
+  if grep --quiet --line-regexp "${{spent##*/}}" <<<"$names"; then earlier=$(cat $spent); fi
+}}
+if ! retry read_earlier || [[ ! $earlier =~ ^[0-9]+$ ]]; then
+  echo "$spent: expected the seconds that earlier attempts ran" >&2
+  exit 1
+fi
+write() {{ echo $((earlier + SECONDS)) >$spent.new && mv $spent.new $spent; }}
+record() {{ while sleep 60 && kill -0 $$; do write || true; done; }}
 if test $MEGASCALE_SLICE_ID.$JOB_COMPLETION_INDEX = 0.0; then
   record >/dev/null 2>&1 &
 fi

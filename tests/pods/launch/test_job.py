@@ -39,6 +39,11 @@ def test_job_that_passed_is_checked_again_only_if_something_changed(tmp_path, mo
         with pytest.raises(LaunchError, match="the job would fail"):
             is_checked(words=("pretrain", "--fail"))
         assert log.read_text()
+    (root / ".git/info/exclude").write_text("ignored.py")
+    for text in ("a = 1", "a = 2"):
+        (root / "ignored.py").write_text(text)
+        words = ("pretrain", "--config=ignored.py:b")
+        assert is_checked(words=words) and not is_checked(words=words)
     (root / "config.py").write_text("")
     assert is_checked() and is_checked()
     commit(root)

@@ -3,6 +3,7 @@
 import math
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -235,6 +236,9 @@ print("process", os.getpid(), "in", os.listdir("."), sys.argv[1:], flush=True)
 does = os.environ["JOB"]
 if does == "abort": os.abort()
 if does == "wait": signal.pause()
+if does == "limit":  # Stops by agreement with a pod that has reached it.
+    open(os.environ["BUCKET"] + "/gcs/launch/1234.seconds.limit", "w")
+    sys.exit(75)
 if does == "record":
     spent = os.environ["BUCKET"] + "/gcs/launch/1234.seconds"
     os.remove(spent)
@@ -259,8 +263,9 @@ def pod(tmp_path):
     (tmp_path / "bin").mkdir()
     write_program(tmp_path / "bin/python", f"#!{sys.executable} -S\n{FAKE_PYTHON}")
     write_program(tmp_path / "bin/mountpoint", '#!/bin/sh\ntest -d "$BUCKET"\n')
-    # Nobody waits, and the time is recorded only for the job that waits for that.
-    write_program(tmp_path / "bin/sleep", "#!/bin/sh\ntest $1 != 60 || test $JOB = record\n")
+    # Nobody waits, no limit is reached, and the time is recorded for the job that waits for it.
+    sleep = 'case $1 in 20 | 120) ;; 60) test "$JOB" = record ;; *) false ;; esac'
+    write_program(tmp_path / "bin/sleep", f"#!/bin/sh\n{sleep}\n")
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOSTNAME": "host0"}
     environment |= {"BUCKET": str(tmp_path), "JOB": "0", "JOBSET_UID": "1234"}
     environment |= {"MEGASCALE_SLICE_ID": "0", "JOB_COMPLETION_INDEX": "0"}
@@ -324,6 +329,51 @@ def test_job_that_is_stopped_at_the_limit_ends_with_its_exit_code(pod):
     words = words_in(root, budget=Budget(None, 1))
     run = subprocess.run(words, cwd=root, env=environment | {"JOB": "wait"}, capture_output=True)
     assert run.returncode == LIMIT_REACHED
+
+
+@pytest.mark.parametrize(("job", "code"), [("75", 75), ("limit", LIMIT_REACHED), ("1", 1)])
+def test_pod_that_stops_with_one_at_the_limit_does_not_restart_the_job(pod, job, code):
+    _, environment, root = pod
+    words = words_in(root, budget=Budget(None, 7200))
+    run = subprocess.run(words, cwd=root, env=environment | {"JOB": job}, capture_output=True)
+    assert run.returncode == code, run.stderr
+
+
+def test_sigterm_reaches_python_through_the_limit(pod):
+    _, environment, root = pod
+    started = subprocess.Popen(
+        words_in(root, budget=Budget(None, 7200)),
+        cwd=root,
+        env=environment | {"JOB": "wait"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert any(line.startswith("process") for line in started.stdout)
+    started.send_signal(signal.SIGTERM)
+    assert started.wait() == PREEMPTED
+
+
+@pytest.mark.parametrize(
+    ("record", "failures", "seconds"),
+    [("3600", 2, 3600), ("3600", 3, None), ("", 0, None), ("x", 0, None), (None, 9, 0)],
+)
+def test_time_of_earlier_attempts_is_read_or_the_job_ends(pod, record, failures, seconds):
+    _, environment, root = pod
+    spent, counter = root / "gcs/launch/1234.seconds", root / "failures"
+    if record is not None:
+        spent.write_text(record)
+    counter.write_text("fail\n" * failures)
+    fail = f"if test -s {counter}; then sed -i 1d {counter}; exit 1; fi"
+    write_program(root / "bin/cat", f'#!/bin/sh\n{fail}\nexec {shutil.which("cat")} "$@"\n')
+    write_program(root / "bin/timeout", '#!/bin/sh\necho "left $3"\n')
+    words = words_in(root, budget=Budget(None, 7200))
+    run = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
+    left = re.findall(r"^left (\d+)$", run.stdout, re.MULTILINE)
+    if seconds is None:
+        assert run.returncode == 1 and "1234.seconds: expected the seconds" in run.stderr
+        assert not left and spent.read_text() == record
+    else:
+        assert 7200 - seconds - 1000 < int(left[0]) <= 7200 - seconds, run.stderr
 
 
 @pytest.mark.parametrize("program", ["mv", "tar", "python"])
