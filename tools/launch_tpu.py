@@ -27,11 +27,17 @@ import sys
 from absl import app, flags
 
 from bert_jax.pods.launch import budget
-from bert_jax.pods.launch.cloud_tpu import RESOURCE_IS_KEPT, Slice, slice_size
+from bert_jax.pods.launch.cloud_tpu import (
+    DELETION_NEEDS_LAUNCH,
+    RESOURCE_IS_KEPT,
+    Slice,
+    slice_size,
+)
 from bert_jax.pods.launch.job import (
     LaunchError,
     check_bucket,
     describe_result,
+    interrupt_on_signals,
     parse_launcher_flags,
     print_status,
     read_capacity,
@@ -112,12 +118,15 @@ def read_slice() -> Slice:
 
 def main(argv: list[str]) -> None:
     action, arguments = "".join(argv[1:2]), argv[2:]
+    interrupt_on_signals()
     try:
         if action not in ACTIONS:
             raise LaunchError(f"expected one of {', '.join(ACTIONS)}, got {action or 'nothing'}")
         if bool(arguments) != (action in ("launch", "run")):
             raise LaunchError("`launch` and `run` need the arguments of the job after `--`")
         tpu = read_slice()
+        if action == "run" and tpu.budget.limit_seconds < math.inf:
+            raise LaunchError(f"`run` takes no --max_hours or --max_price: {DELETION_NEEDS_LAUNCH}")
         if action in ("launch", "copy"):
             check_bucket(BUCKET.value)
         if arguments:

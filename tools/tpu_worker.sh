@@ -63,9 +63,9 @@ follow() {
   if is_running; then tail --lines=200 --follow --pid="$(cat pid)" log; fi
 }
 
-watch() { # Waits for the end of the job, and prints its exit code unless it finished.
-  is_running || return 0
-  tail --follow --pid="$(cat pid)" /dev/null
+watch() { # Waits for the end of the job, if it runs, and prints its exit code unless it finished.
+  test -e pid || return 0
+  if is_running; then tail --follow --pid="$(cat pid)" /dev/null; fi
   code=$(cat exit_code 2>/dev/null || echo none)
   test "$code" = 0 || echo "$(hostname): the job ended (exit code $code): $(tail --lines=1 log)"
 }

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import sys
 import psutil
 import pytest
 
+from bert_jax.pods.launch import cloud_tpu
 from bert_jax.pods.launch.budget import LIMIT_REACHED
 from bert_jax.pods.launch.cloud_tpu import slice_size
 from bert_jax.pods.launch.job import LaunchError
@@ -124,6 +126,7 @@ if is_late := job.poll() is None: job.terminate()
 code = job.wait()
 sys.exit(124 if is_late else code)
 """
+HOST0 = "#!/bin/sh\necho host0\n"
 LOST_PEER = "abort: the distributed service detected fatal errors"  # JAX's own words.
 AWKWARD = """--config.note=it's a "quote", $HOME `id` \\ and  two  spaces; a * too"""
 JOB = ["--config=configs/tiny.py:arg", "--workdir=/gcs/runs/tiny", AWKWARD]
@@ -180,6 +183,10 @@ class Cloud:
         plan = {"jobs": jobs, "slices": slices, "hosts": hosts, "errors": errors, "exists": False}
         plan |= {"reason": reason, "metadata": ""}
         (self.path / "plan").write_text(repr(plan))
+
+    def fail(self, **errors):
+        plan = ast.literal_eval((self.path / "plan").read_text())
+        (self.path / "plan").write_text(repr(plan | {"errors": errors}))
 
     def start(self, action, *words, **flags):
         arguments = arguments_of(action, *words, **flags)
@@ -314,6 +321,19 @@ def test_launch_ends_after_max_restarts(cloud):
     assert cloud.steps() == [*STEPS, "delete"] * 2
 
 
+def test_relaunch_never_deletes_the_slice_of_a_running_job(cloud):
+    cloud.plan(jobs=["wait"])
+    for flags in ({}, {"max_hours": 0.4}):  # The slice was created an hour ago.
+        launched = cloud.start("launch", **flags)
+        assert any("began" in line for line in launched.stdout), launched.stderr.read()
+        os.killpg(launched.pid, signal.SIGINT)
+        _, errors = launched.communicate()
+        assert launched.returncode == INTERRUPTED
+        cloud.fail(json=3, follow=1)
+    assert errors.count("cannot query tiny") == 3 and "lost the connection to worker 0" in errors
+    assert cloud.steps() == [*STEPS, "follow", "follow"]
+
+
 def test_exit_of_worker_2_is_shown_while_the_others_run(cloud):
     cloud.plan(jobs=[["wait", "wait", 7, "wait"]], hosts=4)
     launched = cloud.start("launch", accelerator_type="v4-32")
@@ -323,9 +343,49 @@ def test_exit_of_worker_2_is_shown_while_the_others_run(cloud):
     assert status.count(" running\n") == 3
     hours, price = re.search(r"billed for (\S+) hours, at 32.00 per hour: (\S+)\n", status).groups()
     assert 1 <= float(hours) < 2 and 32 <= float(price) < 64
-    os.killpg(launched.pid, signal.SIGINT)
-    launched.communicate()
+    os.killpg(launched.pid, signal.SIGTERM)
+    _, errors = launched.communicate()
     assert launched.returncode == INTERRUPTED
+    assert "interrupted. Nothing was stopped" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("pid", "code", "shown"),
+    [
+        ("", "", ""),
+        ("dead", "0\n", ""),
+        ("dead", "7\n", "host0: the job ended (exit code 7): last line\n"),
+        ("dead", "", "host0: the job ended (exit code none): last line\n"),
+    ],
+)
+def test_watch_reports_a_job_that_ended_before_it(tmp_path, pid, code, shown):
+    for name, text in {"launch/pid": pid, "launch/exit_code": code, "hostname": HOST0}.items():
+        if text:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+    (tmp_path / "launch").mkdir(exist_ok=True)
+    (tmp_path / "launch/log").write_text("first line\nlast line\n")
+    (tmp_path / "hostname").chmod(0o755)
+    environment = os.environ | {"HOME": f"{tmp_path}", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["bash", TOOLS / "tpu_worker.sh", "watch"]
+    assert subprocess.check_output(words, env=environment, text=True) == shown
+
+
+def test_follow_shows_what_every_watch_reports_once(monkeypatch, capsys):
+    @contextlib.contextmanager
+    def watching(command, show, seconds):
+        show("host2: the job ended (exit code 7)")
+        yield
+
+    answers = [{}, {"host0": "75", "host2": "75"}]
+    monkeypatch.setattr(cloud_tpu.job, "watching", watching)
+    monkeypatch.setattr(cloud_tpu.Slice, "ssh", lambda self, *words, **options: None)
+    monkeypatch.setattr(cloud_tpu.Slice, "job_states", lambda self: (answers.pop(0), ""))
+    monkeypatch.setattr(cloud_tpu.Slice, "slice_state", lambda self: "ACTIVE")
+    fields = dict.fromkeys(each.name for each in dataclasses.fields(cloud_tpu.Slice))
+    tiny = cloud_tpu.Slice(**fields | {"name": "tiny", "internal_ips": False, "poll_seconds": 0})
+    assert tiny.follow() == "preempted" and not answers
+    assert capsys.readouterr().err.count("host2: the job ended") == 1
 
 
 def test_job_saves_and_its_slice_is_deleted_at_max_price(cloud):
@@ -471,6 +531,7 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
         ("launch", {"accelerator_type": "v6e:4x4:2"}, "=v6e:4x4:2: expected one slice; tools/laun"),
         ("launch", {"spot": 1, "reserved": 1}, "--spot and --reserved are mutually exclusive"),
         ("launch", {"max_hours": 1, "delete_when_done": 0}, "--nodelete_when_done contradicts"),
+        ("run", {"max_hours": 1}, "`run` takes no --max_hours or --max_price"),
         ("launch", {"max_price": 5}, "--max_price needs --price_per_chip_hour"),
         ("launch", {"zone": None}, "--zone must have a value"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),

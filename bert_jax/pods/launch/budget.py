@@ -20,7 +20,7 @@ class Budget:
     """What a job may cost.
 
     Attributes:
-      price_per_hour: of all its chips, in any currency; None: unknown.
+      price_per_hour: price of the whole job per hour, in any currency; None: unknown.
       limit_seconds: how long its slices may be billed; math.inf: without limit.
     """
 
@@ -40,8 +40,10 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of `read_budget`."""
     help_texts = {
         "price_per_chip_hour": "Price of one chip for an hour, in any currency.",
-        "max_hours": "Save, stop, and stop billing, after the slices were billed for so long.",
-        "max_price": "The same at this price, of all chips, in that currency.",
+        "max_hours": "Maximum billed hours: the job is then saved and stopped, and the slices "
+        "deleted, which is billed, too.",
+        "max_price": "Maximum total price before saving and deletion, in the currency of "
+        "--price_per_chip_hour; works as --max_hours.",
     }
     for name, help_text in help_texts.items():
         flags.DEFINE_float(name, None, help_text, flag_values=values)

@@ -38,6 +38,11 @@ RESOURCE_IS_KEPT = (
     "slice"
 )
 
+DELETION_NEEDS_LAUNCH = (
+    "at the limit of its budget, the job stops by itself, but only `launch` deletes the slice, "
+    "which is billed until then"
+)
+
 
 def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     """Returns (type of chip, number of chips, number of hosts) of v4-32 or, by shape, v4:2x2x4.
@@ -156,29 +161,33 @@ class Slice:
         """Returns the option of ssh and scp for hosts without external addresses."""
         return ["--internal-ip"] * self.internal_ips
 
-    def slice_state(self, tries: int = 20) -> str:
-        """Returns the state of the slice, or NOT_FOUND. Raises TimeoutError after `tries` tries."""
-        describe = ("describe", self.name)
+    def describe(self, kind: str, output: str, tries: int = 20) -> str | None:
+        """Returns what `describe` prints in the format `output`, or None if there is no slice.
+
+        `kind` is "queued-resources" or "tpu-vm". Raises TimeoutError after `tries` tries: an
+        unknown state is no reason to delete a slice.
+        """
         for attempt in range(tries):
             time.sleep(self.poll_seconds if attempt else 0)
-            result = self.gcloud(
-                "queued-resources", *describe, "--format=value(state.state)", capture=True
-            )
-            if "NOT_FOUND" in result.stderr:
-                return "NOT_FOUND"
+            result = self.gcloud(kind, "describe", self.name, f"--format={output}", capture=True)
             if result.returncode == 0:
-                break
+                return result.stdout.strip()
+            if "NOT_FOUND" in result.stderr:
+                return None
             print_status(f"cannot query {self.name}: {result.stderr.strip()}")
-        else:
-            raise TimeoutError(
-                f"gcloud did not report the state of {self.name}. {RESOURCE_IS_KEPT}"
-            )
-        state = result.stdout.strip()
+        raise TimeoutError(f"gcloud did not report the state of {self.name}. {RESOURCE_IS_KEPT}")
+
+    def slice_state(self, tries: int = 20) -> str:
+        """Returns the state of the slice, or NOT_FOUND. Raises TimeoutError after `tries` tries."""
+        state = self.describe("queued-resources", "value(state.state)", tries)
+        if state is None:
+            return "NOT_FOUND"
         if state == "ACTIVE":  # It stays ACTIVE for a while after its TPU is lost.
-            tpu = self.gcloud("tpu-vm", *describe, "--format=value(state)", capture=True)
-            state = (
-                "PREEMPTED" if tpu.stdout.strip() in LOST or "NOT_FOUND" in tpu.stderr else state
+            tpu = self.gcloud(
+                *("tpu-vm", "describe", self.name, "--format=value(state)"), capture=True
             )
+            if tpu.stdout.strip() in LOST or "NOT_FOUND" in tpu.stderr:
+                return "PREEMPTED"
         return state
 
     def job_states(self) -> tuple[dict[str, str], str]:
@@ -190,13 +199,12 @@ class Slice:
         """Returns for how many seconds the job's slices have been billed, and its budget.
 
         The slice knows for how long those before it were, and the price; the flags take precedence.
-        Raises LaunchError if the slice is lost.
+        Raises LaunchError if the slice is lost, or TimeoutError if gcloud does not answer.
         """
-        query = ("describe", self.name, "--format=json(createTime,metadata)")
-        result = self.gcloud("tpu-vm", *query, capture=True, tries=3)
-        if result.returncode:
-            raise LaunchError(f"cannot query since when {self.name} is billed: {result.stderr}")
-        node = json.loads(result.stdout)
+        described = self.describe("tpu-vm", "json(createTime,metadata)")
+        if described is None:
+            raise LaunchError(f"cannot read the creation time of {self.name}: its TPU is lost")
+        node = json.loads(described)
         known = node.get("metadata") or {}
         age = time.time() - datetime.datetime.fromisoformat(node["createTime"]).timestamp()
         price = self.budget.price_per_hour
@@ -290,13 +298,20 @@ class Slice:
         return self.follow(deadline)
 
     def follow(self, deadline: float = math.inf) -> str:
-        """Shows the log of worker 0 until the job ends, and which worker ends without finishing.
+        """Shows the log of worker 0 until the job ends, and which workers fail.
 
         Returns finished, failed, preempted, or stopped: at `deadline`, the limit of its budget.
         """
+        shown = set()
+
+        def show_exit(line: str) -> None:  # Each watch reports what has ended before it, too.
+            if line not in shown:
+                shown.add(line)
+                print_status(line)
+
         watch = ["gcloud", *self.command(*self.ssh_words(f"bash {WORKER} watch"))]
         while True:
-            with job.watching(watch, print_status, self.poll_seconds):
+            with job.watching(watch, show_exit, self.poll_seconds):
                 self.ssh(f"bash {WORKER} follow", worker="0")
             states, output = self.job_states()
             codes = set(states.values())
@@ -325,6 +340,8 @@ class Slice:
     def launch(self, *arguments: str) -> str:
         """Creates the slice, copies the code, and runs the job; again after each preemption."""
         commit = job.last_commit(self.root)  # Restarts run the same code.
+        if self.budget.limit_seconds < math.inf:
+            print_status(f"keep this program running: {DELETION_NEEDS_LAUNCH}")
         billed_seconds = 0.0  # Of all slices so far.
         for restart in range(self.max_restarts + 1):
             if restart:
@@ -366,7 +383,7 @@ class Slice:
                 print_status(
                     f"a job is already running on {self.name}, with its own flags; following it"
                 )
-                return self.follow(self.deadline())
+                return self.follow()  # Its hosts stop it at the limit that it was started with.
             if len(states) < slice_size(self.accelerator_type)[2]:
                 raise TimeoutError(f"not all hosts of {self.name} answer. {RESOURCE_IS_KEPT}")
         self.copy(commit)
