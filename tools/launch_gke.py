@@ -26,7 +26,7 @@ from absl import app, flags
 
 from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.launch import budget
-from bert_jax.pods.launch.gke import JOB_IS_KEPT, GkeJob, archive_address
+from bert_jax.pods.launch.gke import JOB_KEPT_MESSAGE, GkeJob, archive_address
 from bert_jax.pods.launch.job import (
     LaunchError,
     check_bucket,
@@ -158,7 +158,7 @@ def main(argv: list[str]) -> None:
     except (LaunchError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"launch_gke: {describe_error(error)}")
     except KeyboardInterrupt:
-        print_status(f"interrupted. {JOB_IS_KEPT}")
+        print_status(f"interrupted. {JOB_KEPT_MESSAGE}")
         sys.exit(INTERRUPTED)
     if result:
         print_status(f"the job {NAME.value} {describe_result(result)}")

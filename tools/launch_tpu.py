@@ -29,7 +29,7 @@ from absl import app, flags
 from bert_jax.pods.launch import budget
 from bert_jax.pods.launch.cloud_tpu import (
     DELETION_NEEDS_LAUNCH,
-    RESOURCE_IS_KEPT,
+    SLICE_KEPT_MESSAGE,
     Slice,
     slice_size,
 )
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> None:
     except (LaunchError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"launch_tpu: {describe_error(error)}")
     except KeyboardInterrupt:
-        print_status(f"interrupted. {RESOURCE_IS_KEPT}")
+        print_status(f"interrupted. {SLICE_KEPT_MESSAGE}")
         sys.exit(INTERRUPTED)
     if isinstance(result, str):
         print_status(f"the job on {NAME.value} {describe_result(result)}")

@@ -47,7 +47,8 @@ verb, states = " ".join(words[2:4]), plan["slices"][0] if plan["slices"] else []
 exists = plan["exists"]
 if verb == "queued-resources create":
     metadata = next((word for word in words if word.startswith("--metadata=")), "")
-    plan |= {"exists": True, "metadata": metadata.partition("=")[2]}
+    kind = next((word for word in words if word.startswith("--accelerator-type=")), "")
+    plan |= {"exists": True, "metadata": metadata.partition("=")[2], "type": kind.partition("=")[2]}
 elif not exists:
     sys.exit("NOT_FOUND: " + words[4])
 elif "failedData" in words[5]:
@@ -57,7 +58,9 @@ elif verb == "queued-resources describe":
     plan["slices"][0] = states[1:] or states
 elif verb == "tpu-vm describe":
     if plan.get("tpu") == "NOT_FOUND": sys.exit("NOT_FOUND: " + words[4])
-    if "json" not in words[5]:
+    if "acceleratorType" in words[5]:
+        print(plan["type"])
+    elif "json" not in words[5]:
         print("READY")
     else:  # Every slice was created an hour ago.
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
@@ -343,6 +346,8 @@ def test_exit_of_worker_2_is_shown_while_the_others_run(cloud):
     assert status.count(" running\n") == 3
     hours, price = re.search(r"billed for (\S+) hours, at 32.00 per hour: (\S+)\n", status).groups()
     assert 1 <= float(hours) < 2 and 32 <= float(price) < 64
+    other = cloud.run("status", accelerator_type="v4-8", price_per_chip_hour=2)
+    assert other.returncode == 1 and "--accelerator_type=v4-8: tiny is a v4-32" in other.stderr
     os.killpg(launched.pid, signal.SIGTERM)
     _, errors = launched.communicate()
     assert launched.returncode == INTERRUPTED

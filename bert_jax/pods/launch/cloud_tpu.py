@@ -32,7 +32,7 @@ MAX_FLEX_SECONDS = 7 * 24 * 3600  # From cloud.google.com/tpu/docs/request-using
 LOST = ("SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
 # Exit codes of a job that did not fail: it finished, can be resumed, or was stopped at its limit.
 NOT_FAILED = {"0", str(PREEMPTED), str(LIMIT_REACHED)}
-RESOURCE_IS_KEPT = (
+SLICE_KEPT_MESSAGE = (
     "Nothing was stopped: if the slice exists, it is being billed, and its job may still be "
     "running. `launch` resumes watching it, `follow` only shows the log, and `delete` deletes the "
     "slice"
@@ -148,9 +148,9 @@ class Slice:
 
     def ssh(self, command: str, worker: str = "all", **options) -> subprocess.CompletedProcess:
         """Runs a command on the hosts, with the options of `gcloud`."""
-        return self.gcloud(*self.ssh_words(command, worker), **options)
+        return self.gcloud(*self.ssh_arguments(command, worker), **options)
 
-    def ssh_words(self, command: str, worker: str = "all") -> list[str]:
+    def ssh_arguments(self, command: str, worker: str = "all") -> list[str]:
         """Returns the words after `gcloud compute tpus` that run a command on the hosts."""
         # Without keepalive messages, ssh waits forever for a host that has vanished.
         alive = "--ssh-flag=-oServerAliveInterval=60"
@@ -175,7 +175,7 @@ class Slice:
             if "NOT_FOUND" in result.stderr:
                 return None
             print_status(f"cannot query {self.name}: {result.stderr.strip()}")
-        raise TimeoutError(f"gcloud did not report the state of {self.name}. {RESOURCE_IS_KEPT}")
+        raise TimeoutError(f"gcloud did not report the state of {self.name}. {SLICE_KEPT_MESSAGE}")
 
     def slice_state(self, tries: int = 20) -> str:
         """Returns the state of the slice, or NOT_FOUND. Raises TimeoutError after `tries` tries."""
@@ -309,7 +309,7 @@ class Slice:
                 shown.add(line)
                 print_status(line)
 
-        watch = ["gcloud", *self.command(*self.ssh_words(f"bash {WORKER} watch"))]
+        watch = ["gcloud", *self.command(*self.ssh_arguments(f"bash {WORKER} watch"))]
         while True:
             with job.watching(watch, show_exit, self.poll_seconds):
                 self.ssh(f"bash {WORKER} follow", worker="0")
@@ -385,7 +385,7 @@ class Slice:
                 )
                 return self.follow()  # Its hosts stop it at the limit that it was started with.
             if len(states) < slice_size(self.accelerator_type)[2]:
-                raise TimeoutError(f"not all hosts of {self.name} answer. {RESOURCE_IS_KEPT}")
+                raise TimeoutError(f"not all hosts of {self.name} answer. {SLICE_KEPT_MESSAGE}")
         self.copy(commit)
         return self.run(*arguments)
 
@@ -394,6 +394,11 @@ class Slice:
         state = self.slice_state()
         print(f"{self.name}: {state}")
         if state == "ACTIVE":
+            chip, num_chips, _ = slice_size(self.accelerator_type)
+            given = chips.accelerator_type(chip, num_chips)
+            found = self.describe("tpu-vm", "value(acceleratorType)")
+            if found and found != given:  # Its price would be that of another number of chips.
+                raise LaunchError(f"--accelerator_type={given}: {self.name} is a {found}")
             seconds, budget = self.billed()
             print(f"billed for {budget.describe(seconds)}")
         print(self.job_states()[1], end="")

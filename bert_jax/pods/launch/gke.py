@@ -21,8 +21,8 @@ from bert_jax.pods.launch.jobset import (
     PRICE_PER_HOUR,
     Job,
     archive_path,
+    elapsed_path,
     make_jobset,
-    spent_path,
 )
 
 INSTALL_JOBSET = (
@@ -33,7 +33,7 @@ LOG_IN = (
     "log in with `gcloud auth login` and `gcloud container clusters get-credentials CLUSTER "
     "--location=REGION --project=PROJECT`, or select the cluster with --context"
 )
-JOB_IS_KEPT = (
+JOB_KEPT_MESSAGE = (
     "Nothing was stopped: if the job exists, the cluster runs it, restarts it by itself, and is "
     "being billed. `launch` or `follow` shows the log again, and `delete` ends the job"
 )
@@ -93,8 +93,8 @@ class GkeJob:
                 return json.loads(result.stdout)
             if "(NotFound)" in result.stderr:
                 return None
-            print_status(f"cannot query {self.name}: {without_log(result.stderr)}")
-        raise TimeoutError(f"kubectl did not reach the cluster. {JOB_IS_KEPT}")
+            print_status(f"cannot query {self.name}: {strip_log_lines(result.stderr)}")
+        raise TimeoutError(f"kubectl did not reach the cluster. {JOB_KEPT_MESSAGE}")
 
     def check_cluster(self) -> bool:
         """Returns whether the JobSet exists. Raises LaunchError if the cluster cannot be used."""
@@ -102,7 +102,7 @@ class GkeJob:
         if result.returncode and "(NotFound)" not in result.stderr:
             no_jobset = "doesn't have a resource type" in result.stderr
             advice = INSTALL_JOBSET if no_jobset else LOG_IN
-            raise LaunchError(f"{without_log(result.stderr)}\n{advice}")
+            raise LaunchError(f"{strip_log_lines(result.stderr)}\n{advice}")
         return result.returncode == 0
 
     def launch(self, root: pathlib.Path, settings: Job, arguments: list[str]) -> str:
@@ -207,7 +207,7 @@ class GkeJob:
         price = float(known[PRICE_PER_HOUR]) if PRICE_PER_HOUR in known else None
         if price_per_chip_hour is not None:
             price = price_per_chip_hour * int(known[NUM_CHIPS])
-        address = f"gs://{known[BUCKET]}/{spent_path(metadata['uid'])}"
+        address = f"gs://{known[BUCKET]}/{elapsed_path(metadata['uid'])}"
         read = job.run_gcloud("storage", "cat", address, capture_output=True)
         if read.returncode:
             print("cost: not recorded yet; a running job records it once a minute")
@@ -226,7 +226,7 @@ def archive_address(bucket: str, commit: str) -> str:
     return f"gs://{bucket}/{archive_path(commit)}"
 
 
-def without_log(errors: str) -> str:
+def strip_log_lines(errors: str) -> str:
     """Returns the errors of kubectl without the lines of its log, such as "E1126 17:01:23 ..."."""
     return re.sub(r"^[A-Z]\d{4} .*\n", "", errors, flags=re.MULTILINE).strip()
 

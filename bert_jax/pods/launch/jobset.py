@@ -280,7 +280,7 @@ if ! retry try_bucket; then
   echo "gs://{settings.bucket} must be writable and have a hierarchical namespace" >&2
   exit 1
 fi
-spent=/gcs/{spent_path("$JOBSET_UID")}
+spent=/gcs/{elapsed_path("$JOBSET_UID")}
 read_earlier() {{
   names=$(ls ${{spent%/*}}) || return
   earlier=0
@@ -309,6 +309,6 @@ def archive_path(commit: str) -> str:
     return f"launch/{commit}.tar"
 
 
-def spent_path(uid: str) -> str:
+def elapsed_path(uid: str) -> str:
     """Returns where the bucket holds for how many seconds the JobSet of this uid has run."""
     return f"launch/{uid}.seconds"
