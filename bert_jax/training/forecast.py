@@ -1,6 +1,7 @@
 """Logs the size of a pre-training run when it starts, and estimates the time that it will take."""
 
 import json
+import math
 import os
 from collections.abc import Sequence
 
@@ -43,7 +44,7 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
     that the file lacks. The time of a step includes collectives that are not overlapped; its
     computation is multiplied by the factor between measurements and estimates on this chip, and for
     the lowest speed by the highest such factor. Raises ValueError if the file is of other devices,
-    or of none of these phases.
+    of none of these phases, or of another model, whose rows take other FLOPs.
     """
     estimates = {each.phase.name: {} for each in setup.phases}
     if not path:
@@ -52,7 +53,7 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
         report = json.loads(as_path(path).read_text(encoding="utf-8"))
         devices = report["device_kind"], report["num_devices"]
         seconds = {
-            (phase["max_seq_length"], phase["batch_size"]): [
+            (phase["max_seq_length"], phase["batch_size"], float(phase["model_flops_per_row"])): [
                 report["calibration"][name] * phase["step_seconds"] + phase["exposed_seconds"]
                 for name in ("factor", "high")
             ]
@@ -71,14 +72,22 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
             f"{found[1]} devices {found[0]}: write one with --topology of these, or leave it out"
         )
     for each in setup.phases:
-        batch_size = each.phase.batch_size
-        if times := seconds.get((each.phase.train.max_seq_length, batch_size)):
-            likely, longest = times
+        length, batch_size = each.phase.train.max_seq_length, each.phase.batch_size
+        row_flops = [flops for *sizes, flops in seconds if sizes == [length, batch_size]]
+        same = [flops for flops in row_flops if math.isclose(flops, each.flops_per_row)]
+        if row_flops and not same:
+            raise ValueError(
+                f"config.estimate={path} is of {row_flops[0]:.4g} FLOPs per row of {length} tokens,"
+                f" but the model of this run has {each.flops_per_row:.4g}: write one for this "
+                "configuration, or leave it out"
+            )
+        if same:
+            likely, longest = seconds[length, batch_size, same[0]]
             speed = throughput(batch_size, likely, each.flops_per_row)
             estimates[each.phase.name] = {f"estimated_{name}": speed[name] for name in speed}
             estimates[each.phase.name]["lowest_estimated_rows_per_second"] = batch_size / longest
     if not any(estimates.values()):
-        sizes = " or ".join(f"{rows} rows of {length} tokens" for length, rows in seconds)
+        sizes = " or ".join(f"{rows} rows of {length} tokens" for length, rows, _ in seconds)
         raise ValueError(
             f"config.estimate={path} is of steps of {sizes or 'a configuration that does not fit'}"
             f", but this run has none of these: write one for this configuration"

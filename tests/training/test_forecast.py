@@ -147,7 +147,8 @@ def test_first_steps_are_logged_with_the_remaining_time(caplog, values, rows_lef
 
 def phase_report(length: int, batch_size: int) -> dict:
     sizes = {"max_seq_length": length, "batch_size": batch_size}
-    return sizes | {"step_seconds": 0.125, "exposed_seconds": 0.75}
+    times = {"step_seconds": 0.125, "exposed_seconds": 0.75}
+    return sizes | times | {"model_flops_per_row": 10 * length}
 
 
 def write_estimate(path, *phases, **changes) -> str:
@@ -155,6 +156,11 @@ def write_estimate(path, *phases, **changes) -> str:
     report["calibration"] = {"low": 0.5, "factor": 2.0, "high": 3.0}
     path.write_text(json.dumps(report | changes))
     return str(path)
+
+
+def same_rows() -> list[dict]:
+    """Phases with the same sizes, of which one has other targets in a row."""
+    return [phase_report(64, 8), phase_report(64, 8) | {"model_flops_per_row": 650}]
 
 
 def setup_on_tpus():
@@ -167,7 +173,7 @@ def test_estimated_speed_is_of_the_phase_with_the_same_rows(tmp_path, monkeypatc
     monkeypatch.setattr(jax, "devices", lambda: setup_on_tpus().mesh.devices.flat)
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     assert forecast.read_estimates("", setup_on_tpus()) == {"": {}}
-    path = write_estimate(tmp_path / "report.json", phase_report(512, 8), phase_report(64, 8))
+    path = write_estimate(tmp_path / "report.json", phase_report(512, 8), *same_rows())
     (found,) = forecast.read_estimates(path, setup_on_tpus()).values()
     # 640 FLOPs for a row, at the peak of two chips.
     assert found == {
@@ -183,6 +189,11 @@ def test_estimated_speed_is_of_the_phase_with_the_same_rows(tmp_path, monkeypatc
         (phase_report(64, 8), {"num_devices": 4}, "4 devices TPU v4, but this run has 2"),
         (phase_report(64, 8), {"device_kind": "TPU v5e"}, "2 devices TPU v5e, but"),
         (phase_report(64, 16), {}, "16 rows of 64 tokens, but this run has none"),
+        (
+            phase_report(64, 8) | {"model_flops_per_row": 64_000},
+            {},
+            r"6\.4e\+04 FLOPs per row of 64 tokens, but the model of this run has 640: ",
+        ),
         (phase_report(64, 8), {"fits": False, "calibration": None}, "does not fit"),
         ({"max_seq_length": 64}, {}, "is not a report of a pre-training run"),
         ("text", {}, "is not a report of a pre-training run"),
