@@ -102,7 +102,7 @@ class TrialRun:
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises Diverged."""
         best = self.best / str(self.best_step) if self.best_step else None
-        monitoring.check_finite(step_metrics, step, lambda: best)
+        monitoring.check_finite(step_metrics, step, lambda: best, kind="best")
         values = monitoring.mean_over_steps(step_metrics)
         values = {f"train/{name}": float(value) for name, value in values.items()}
         values |= {"learning_rate": float(self._schedule(step - 1)), "seconds": seconds}

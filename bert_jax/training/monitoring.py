@@ -18,7 +18,7 @@ from absl import logging
 
 from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.cache import cache_directory
-from bert_jax.runtime.errors import Diverged
+from bert_jax.runtime.errors import CheckpointError, Diverged
 
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
 STEPS_AHEAD = 2
@@ -74,21 +74,25 @@ def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> 
 def check_finite(
     step_metrics: list[dict],
     last_step: int,
-    last_checkpoint: Callable[[], pathlib.Path | None],
+    find_checkpoint: Callable[[], pathlib.Path | None],
+    kind: str = "last",
 ) -> None:
     """Raises Diverged if a loss or norm of the steps up to `last_step` is not finite.
 
-    `last_checkpoint` returns the last one that was saved, which is from before such a step.
+    `find_checkpoint` returns one from before such a step, the `kind` ("last" or "best") of which
+    the message names. If it raises CheckpointError, the message has that error, too.
     """
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
                 fix = "Start in a new workdir with a lower learning rate or a longer warm-up"
-                if checkpoint := last_checkpoint():
-                    saved = f"the last checkpoint before it is {checkpoint}"
+                try:
+                    checkpoint, saved = find_checkpoint(), "there is no checkpoint"
+                except CheckpointError as error:
+                    checkpoint, saved = None, f"the save before it has failed ({error})"
+                if checkpoint:
+                    saved = f"the {kind} checkpoint before it is {checkpoint}"
                     fix += f", from the start or from its weights: config.init_from={checkpoint}"
-                else:
-                    saved = "there is no checkpoint"
                 raise Diverged(f"the {name} of step {step} is {values[name]}; {saved}. {fix}", step)
 
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from bert_jax.objectives import mean_metrics
-from bert_jax.runtime.errors import Diverged
+from bert_jax.runtime.errors import CheckpointError, Diverged
 from bert_jax.training import monitoring
 
 
@@ -39,6 +39,21 @@ def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number(checkpo
     with pytest.raises(Diverged, match=f"the loss of step 8 is nan; .*{message}"):
         monitoring.check_finite(steps, 9, lambda: checkpoint)
     monitoring.check_finite([step_metrics(1.0)], 9, pytest.fail)
+
+
+def test_best_checkpoint_is_called_that():
+    steps = [step_metrics(float("inf"))]
+    with pytest.raises(Diverged, match=r"; the best checkpoint before it is run/best/4\. "):
+        monitoring.check_finite(steps, 9, lambda: pathlib.Path("run/best/4"), kind="best")
+
+
+def test_failed_save_does_not_hide_a_loss_that_is_not_finite():
+    def fail():
+        raise CheckpointError("disk is full")
+
+    with pytest.raises(Diverged, match=r"step 9 is nan; .*disk is full") as found:
+        monitoring.check_finite([step_metrics(float("nan"))], 9, fail)
+    assert found.value.step == 9
 
 
 def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
