@@ -100,10 +100,10 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     is_distributed = values.multihost or values.coordinator is not None
     if is_distributed:
         _explainer = watchdog.explain_abort(
-            f"{command_line.program_name()}: JAX has aborted this process, most likely because "
-            f"another one died or sent no heartbeat for {values.heartbeat_timeout} s: the line "
-            "above that begins with F says what it knows. Run the same command on all hosts to "
-            "resume from the last checkpoint"
+            f"{command_line.program_name()}: this process was aborted. The likely cause is that "
+            f"another one died or sent no heartbeat for {values.heartbeat_timeout} s; the line "
+            "above that begins with F, if there is one, says what failed. Run the same command on "
+            "all hosts to resume from the last checkpoint"
         )
     # Handled here until the training loop does; destructors would swallow a KeyboardInterrupt.
     for number in distributed.stop_signals(is_distributed):
