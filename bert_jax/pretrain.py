@@ -222,8 +222,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         )
         progress.clear()
         logging.info("Compiling the training step ...")
-        waits = []  # Seconds for each batch since the last report.
-        for step, batch in enumerate(metrics.timed(batches, waits), start + 1):
+        for step, batch in enumerate(timer.batches(batches), start + 1):
             compiles = step == start + 1
             # The activity until the next beat: this step, its report, the wait for the next batch.
             watchdog.beat(f"running step {step}", limited=not compiles)
@@ -235,8 +234,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             if compiles:
                 monitoring.log_first_step(state, f" on rows of {phase.train.max_seq_length} tokens")
                 progress.unpause()  # The time left does not count the compilation.
-                timer.start(step)
-                waits.clear()  # The first batch waited for the readers to start.
+                timer.start(step)  # The first batch waited for the readers to start.
             progress.update()
 
             stops = stop_request.should_stop()  # All processes agree on the step.
@@ -258,8 +256,6 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 values = train_metrics(objective, unreported)
                 values |= health.extremes(unreported, recent_losses, config)
                 values["learning_rate"] = float(setup.schedule(step - 1))
-                if waits:  # The only step did not compile.
-                    values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
                 values |= timer.measure(step, phase.batch_size, phase_setup.flops_per_row)
                 values = metrics.over_processes(values | estimates[phase.name])
                 write(step, values)
@@ -281,9 +277,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                             warmup_steps=schedule.warmup_steps,
                         )
                 recent_losses += [float(each["loss"]) for each in unreported]
-                recent_losses = recent_losses[-health.WINDOW :]
+                recent_losses = recent_losses[-health.SPIKE_WINDOW :]
                 unreported.clear()
-                waits.clear()
                 checkpointer.check()  # Raises if the last save has failed.
             if evaluates and not stops:
                 evaluate_after(step, state.params)

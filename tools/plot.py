@@ -48,14 +48,14 @@ ALARMS = {
     "slow host": ("data_wait_seconds",),
 }
 # Metrics that are drawn as further curves in the panel of another: its name, and the curve's.
-BESIDE = {
+EXTRA_CURVES = {
     "max_loss": ("loss", "largest of a step"),
     "max_gradient_norm": ("gradient_norm", "largest of a step"),
     "estimated_rows_per_second": ("rows_per_second", "estimated"),
     "lowest_estimated_rows_per_second": ("rows_per_second", "lowest estimated"),
     "data_wait_seconds": ("data_wait_seconds", "wait for a batch"),
-    "host_seconds": ("data_wait_seconds", "host's own"),
-    "slowest_host_seconds": ("data_wait_seconds", "slowest host's own"),
+    "host_seconds": ("data_wait_seconds", "host time"),
+    "slowest_host_seconds": ("data_wait_seconds", "slowest host"),
     "step_seconds": ("data_wait_seconds", "whole step"),
 }
 TITLES = {name: title for name, (title, _) in PRETRAINING.items()} | HEALTH
@@ -88,7 +88,7 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
             if key != "step" and not key.startswith("final/"):
                 split, name, *entity_type = key.split("/") if "/" in key else ("", key)
                 curve = " ".join([split.replace("heldout", "held-out"), *entity_type])
-                name, curve = BESIDE.get(name, (name, curve))
+                name, curve = EXTRA_CURVES.get(name, (name, curve))
                 steps, values = panels.setdefault(name, {}).setdefault(curve, ([], []))
                 steps.append(record["step"])
                 values.append(value)

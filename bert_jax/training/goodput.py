@@ -4,7 +4,7 @@ import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import psutil
 from absl import logging
@@ -28,9 +28,9 @@ class StepTimer:
     removes the records after the checkpoint, and the count continues from the last record before
     it, up to `log_every` steps earlier.
 
-    The host's own time of a step is what it does not wait for its devices: reading the batch and
-    dispatching the step. All hosts take the same time for a step, since each waits for the others
-    in its collectives; the slowest of them is the one with the most time of its own.
+    The host time of a step is the part in which the host does not wait for its devices: it reads
+    the batch and dispatches the step. All hosts take the same time for a step, since each waits for
+    the others in its collectives; the slowest of them is the one with the longest host time.
 
     `started` is the `time.monotonic()` at which this process began the run, and `writes` says
     whether it writes shared files.
@@ -46,7 +46,8 @@ class StepTimer:
             self._first_start = json.loads(path.read_text(encoding="utf-8"))["unix_time"]
         elif writes:
             write_json(path, {"unix_time": self._first_start})
-        self._step, self._since, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
+        self._step, self._since, self._seconds = 0, 0.0, 0.0
+        self._waited_for_devices, self._waited_for_data = 0.0, 0.0  # Since `start`.
         if self._productive:
             self.log()
 
@@ -56,14 +57,23 @@ class StepTimer:
 
     def start(self, step: int) -> None:
         """Starts to count after `step`; only training steps follow until `stop`."""
-        self._step, self._since, self._waited = step, time.monotonic(), 0.0
+        self._step, self._since = step, time.monotonic()
+        self._waited_for_devices, self._waited_for_data = 0.0, 0.0
+
+    def batches(self, batches: Iterable) -> Iterator:
+        """Yields `batches`, and counts the seconds that each of them takes to arrive."""
+        started = time.monotonic()
+        for batch in batches:
+            self._waited_for_data += time.monotonic() - started
+            yield batch
+            started = time.monotonic()
 
     @contextlib.contextmanager
     def waiting_for_devices(self) -> Iterator[None]:
-        """Does not count the seconds of its body as the host's own."""
+        """Does not count the seconds of its body as host time."""
         started = time.monotonic()
         yield
-        self._waited += time.monotonic() - started
+        self._waited_for_devices += time.monotonic() - started
 
     def stop(self) -> None:
         """Counts the seconds since `start`, before a report, an evaluation or a save."""
@@ -71,13 +81,17 @@ class StepTimer:
         self._productive += self._seconds
 
     def measure(self, step: int, batch_size: int, row_flops: float) -> dict[str, float]:
-        """Returns the metrics at the `stop` after `step`, with its speed unless it compiled."""
+        """Returns the metrics at the `stop` after `step`.
+
+        Times and speed are means over the steps since `start`; without one, they are left out.
+        """
         values = {"seconds": self.seconds(), "productive_seconds": self._productive}
         values["goodput"] = self.goodput()
         if step > self._step:
             num_steps = step - self._step
             values["step_seconds"] = self._seconds / num_steps
-            values["host_seconds"] = (self._seconds - self._waited) / num_steps
+            values["data_wait_seconds"] = self._waited_for_data / num_steps
+            values["host_seconds"] = (self._seconds - self._waited_for_devices) / num_steps
             values |= throughput(batch_size, values["step_seconds"], row_flops)
         return values
 

@@ -1,8 +1,8 @@
 """Says in words whether a pre-training run is healthy, from the lines of its metrics.jsonl.
 
-The alarms are functions of these lines: a resumed run raises those of an uninterrupted one, and
-tools/plot.py finds those of any run. A run whose loss has risen far above the lowest of its phase
-is stopped.
+The alarms are functions of these lines: a resumed run raises the same alarms as an uninterrupted
+one, and tools/plot.py finds those of any run. A run whose loss has risen far above the lowest of
+its phase is stopped.
 """
 
 import math
@@ -20,22 +20,23 @@ Line = Mapping[str, float]
 
 # A run has diverged if the loss is this many times the lowest, and by as much above it.
 DIVERGED, DIVERGED_BY = 2.0, 1.0
-WINDOW = 100  # Steps that the loss of the next one is compared with.
-MIN_WINDOW = 20
+SPIKE_WINDOW = 100  # Steps that the loss of the next one is compared with.
+MIN_SPIKE_WINDOW = 20
 # A spike is this many standard deviations above their mean, and this fraction of it.
 SPIKE_DEVIATIONS = 6.0
 SPIKE_FRACTION = 0.1
 # A loss near the unigram entropy is usual in this part of the run, and in this many steps.
-QUIET, QUIET_STEPS = 0.25, 20_000
-NEAR_UNIGRAMS = 0.99  # of the entropy
+PLATEAU_WARMUP_FRACTION, PLATEAU_WARMUP_STEPS = 0.25, 20_000
+UNIGRAM_TOLERANCE = 0.99  # of the entropy
 PLATEAU_LINES = 20  # Reports, over whose halves the loss of a plateau does not fall ...
 PLATEAU_FALL = 0.01  # ... by this fraction.
 MIN_PLATEAU_LINES = 4
 TIMED_LINES = 5  # Consecutive regular reports that must all be slow, or wait for data.
 INPUT_BOUND = 0.5  # of the time of a step
-SLOW_HOST = 2.0  # times the median of all hosts' own time, and `HOST_BOUND` of a step
+SLOW_HOST = 2.0  # times the median host time of the others, and `HOST_BOUND` of a step
 HOST_BOUND = 0.5
 MAX_LINES = 1000  # The last ones that are read.
+RECENT_LINES = 100  # An alarm is repeated if none of them has raised it.
 SLOW = 0.9  # of the lowest estimated rows per second
 
 
@@ -73,7 +74,7 @@ def extremes(
     """Returns what means over the steps of a report hide, for its line in metrics.jsonl.
 
     `step_metrics` are the `loss` and `gradient_norm` of these steps, and `recent_losses` those of
-    up to `WINDOW` steps before, in the same phase.
+    up to `SPIKE_WINDOW` steps before, in the same phase.
     """
     losses = [float(each["loss"]) for each in step_metrics]
     norms = [float(each["gradient_norm"]) for each in step_metrics]
@@ -82,8 +83,8 @@ def extremes(
         values["clipped_steps"] = sum(norm > config["clip_norm"] for norm in norms)
     losses, num_spikes = [*recent_losses, *losses], 0
     for index in range(len(recent_losses), len(losses)):
-        before = losses[max(index - WINDOW, 0) : index]
-        if len(before) >= MIN_WINDOW:
+        before = losses[max(index - SPIKE_WINDOW, 0) : index]
+        if len(before) >= MIN_SPIKE_WINDOW:
             mean = np.mean(before)
             limit = max(SPIKE_DEVIATIONS * np.std(before, ddof=1), SPIKE_FRACTION * mean)
             num_spikes += int(losses[index] - mean > limit)
@@ -92,7 +93,7 @@ def extremes(
 
 
 def describe(lines: Sequence[Line], config: Mapping) -> str:
-    """Returns how the run does according to its last evaluation, and to the reports before it."""
+    """Returns the state of the run: its last evaluation, and the reports before it."""
     *before, last = lines
     parts, loss = [], _main_loss(last)
     if loss is not None:
@@ -134,23 +135,24 @@ def _describe_hosts(line: Line) -> str:
     if "slowest_process" not in line:
         return ""
     return (
-        f"slowest host: process {line['slowest_process']:g}, which takes "
-        f"{line['slowest_host_seconds']:.3g} s of its own for a step (median of all: "
+        f"slowest host: process {line['slowest_process']:g}, with a host time of "
+        f"{line['slowest_host_seconds']:.3g} s per step (median of the others: "
         f"{line['host_seconds']:.3g} s)"
     )
 
 
 def new_alarms(lines: Sequence[Line], config: Mapping) -> list[Alarm]:
-    """Returns the alarms of the last line that no line since the last evaluation has raised.
+    """Returns the alarms of the last line that no recent line has raised since an evaluation.
 
-    What stays wrong is thus told again after each evaluation.
+    What stays wrong is thus repeated after each evaluation.
 
     Args:
       lines: the last `MAX_LINES` of metrics.jsonl.
       config: the configuration of the run, as its config.json has it.
     """
     raised = _raised(lines, config)
-    for end in range(_last_evaluation(lines[:-1]) + 1, len(lines)):
+    first = max(_last_evaluation(lines[:-1]), len(lines) - 1 - RECENT_LINES)
+    for end in range(first + 1, len(lines)):
         if not raised:
             break
         for name in _raised(lines[:end], config):
@@ -185,7 +187,7 @@ def _main_loss(line: Line) -> float | None:
 
 
 def _spikes(lines: Sequence[Line], config: Mapping) -> str:
-    """Is raised by a report with steps whose loss is far above that of the steps before."""
+    """Returns the alarm text if a report has steps with a loss far above that of those before."""
     *before, line = lines
     if not line.get("train/loss_spikes"):
         return ""
@@ -200,19 +202,23 @@ def _spikes(lines: Sequence[Line], config: Mapping) -> str:
 
 
 def _plateau(lines: Sequence[Line], config: Mapping) -> str:
-    """Is raised by an evaluation like a unigram model's, if the training loss no longer falls."""
+    """Returns the alarm text if an evaluation is like a unigram model's, and the loss stays.
+
+    Compares training losses of the same phase only, after its warm-up.
+    """
     line = lines[-1]
     loss = _main_loss(line)
-    quiet = min(QUIET * num_steps(config), QUIET_STEPS)
-    if loss is None or line["step"] <= config["warmup_steps"] + quiet:
+    usual = min(PLATEAU_WARMUP_FRACTION * num_steps(config), PLATEAU_WARMUP_STEPS)
+    if loss is None or line["step"] <= config["warmup_steps"] + usual:
         return ""
+    first_step = _last_step_of_warmup(line["step"], config)
     losses = [
-        each["train/loss"]
-        for each in lines
-        if "train/loss" in each and each["step"] > config["warmup_steps"]
+        each["train/loss"] for each in lines if "train/loss" in each and each["step"] > first_step
     ][-PLATEAU_LINES:]
     half = len(losses) // 2
-    if loss < NEAR_UNIGRAMS * line["heldout/unigram_entropy"] or len(losses) < MIN_PLATEAU_LINES:
+    if len(losses) < MIN_PLATEAU_LINES:
+        return ""
+    if loss < UNIGRAM_TOLERANCE * line["heldout/unigram_entropy"]:
         return ""
     if statistics.fmean(losses[-half:]) < (1 - PLATEAU_FALL) * statistics.fmean(losses[:half]):
         return ""
@@ -226,7 +232,7 @@ def _plateau(lines: Sequence[Line], config: Mapping) -> str:
 
 
 def _input_bound(lines: Sequence[Line], config: Mapping) -> str:
-    """Is raised by a report if the last ones waited for data in a large part of each step."""
+    """Returns the alarm text if the last reports waited for data in a large part of each step."""
     reports = _timed(lines, config)
     waits = [line["data_wait_seconds"] / line["step_seconds"] for line in reports]
     if not waits or min(waits) <= INPUT_BOUND:
@@ -239,7 +245,7 @@ def _input_bound(lines: Sequence[Line], config: Mapping) -> str:
 
 
 def _slow(lines: Sequence[Line], config: Mapping) -> str:
-    """Is raised by a report if the last ones are slower than the range that was estimated."""
+    """Returns the alarm text if the last reports are slower than the estimated range."""
     name = "lowest_estimated_rows_per_second"
     reports = [line for line in _timed(lines, config) if name in line]
     ratios = [line["rows_per_second"] / line[name] for line in reports]
@@ -253,7 +259,7 @@ def _slow(lines: Sequence[Line], config: Mapping) -> str:
 
 
 def _slow_host(lines: Sequence[Line], config: Mapping) -> str:
-    """Is raised by a report if all others waited for one host in the last ones."""
+    """Returns the alarm text if all others waited for one host in the last reports."""
     reports = [line for line in _timed(lines, config) if "slowest_process" in line]
     is_slow = [
         line["slowest_host_seconds"]
@@ -274,7 +280,7 @@ def _slow_host(lines: Sequence[Line], config: Mapping) -> str:
 def _timed(lines: Sequence[Line], config: Mapping) -> list[Line]:
     """Returns the last `TIMED_LINES` regular reports with timings, if the last line is one.
 
-    The early ones, and those of which the only step compiled, do not count.
+    Skips early reports and those whose only step compiled.
     """
 
     def is_timed(line: Line) -> bool:
@@ -282,8 +288,26 @@ def _timed(lines: Sequence[Line], config: Mapping) -> list[Line]:
 
     if not is_timed(lines[-1]):
         return []
-    timed = [line for line in lines[-WINDOW:] if is_timed(line)][-TIMED_LINES:]
+    timed = [line for line in lines[-RECENT_LINES:] if is_timed(line)][-TIMED_LINES:]
     return timed if len(timed) == TIMED_LINES else []
+
+
+def _last_step_of_warmup(step: int, config: Mapping) -> int:
+    """Returns the step after which losses of the phase that has `step` are not of a warm-up.
+
+    A phase begins one if it sets a learning rate or a warm-up, as in `phases.scheduled_steps`.
+    """
+    start, last_of_warmup = 0, config["warmup_steps"]
+    for name, phase in phases_of(config).items():
+        own = phase.get("learning_rate"), phase.get("warmup_steps")
+        if not phase.get("num_steps"):
+            continue
+        if name and own != (None, None):
+            last_of_warmup = start + (phase.get("warmup_steps") or 0)
+        if step <= start + phase["num_steps"]:
+            break
+        start += phase["num_steps"]
+    return max(start, last_of_warmup)
 
 
 def num_steps(config: Mapping) -> int:

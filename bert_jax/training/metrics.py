@@ -5,7 +5,7 @@ import math
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -176,21 +176,12 @@ def mean_over_sources(
     return means | own
 
 
-def timed(items: Iterable, waits: list[float]) -> Iterator:
-    """Yields `items`; appends the seconds that each of them took to arrive to `waits`."""
-    started = time.monotonic()
-    for item in items:
-        waits.append(time.monotonic() - started)
-        yield item
-        started = time.monotonic()
-
-
 def over_processes(values: dict[str, float]) -> dict[str, float]:
     """Returns the metrics of a report with the times of all processes, if there are several.
 
-    `data_wait_seconds` becomes the longest, `host_seconds` the median; `slowest_process` is the
-    index of the one with the longest `host_seconds`, which are `slowest_host_seconds`. Every
-    process must call it.
+    `data_wait_seconds` becomes the longest; `slowest_process` is the index of the one with the
+    longest `host_seconds`, which are `slowest_host_seconds`; `host_seconds` becomes the median of
+    the others. Every process must call it.
     """
     names = ["data_wait_seconds", "host_seconds"]
     if jax.process_count() == 1 or "host_seconds" not in values:
@@ -199,7 +190,7 @@ def over_processes(values: dict[str, float]) -> dict[str, float]:
     waits, own = np.asarray(times, np.float64).T
     return values | {
         "data_wait_seconds": float(waits.max()),
-        "host_seconds": float(np.median(own)),
+        "host_seconds": float(np.median(np.delete(own, own.argmax()))),
         "slowest_host_seconds": float(own.max()),
         "slowest_process": int(own.argmax()),
     }

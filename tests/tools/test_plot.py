@@ -50,7 +50,7 @@ def test_pretraining(tmp_path):
         "loss": ["train", "largest of a step"],
         "gradient norm": ["train", "largest of a step"],
         "rows per second": ["estimated"],
-        "time of the host (s per step)": ["wait for a batch", "whole step", "host's own"],
+        "time of the host (s per step)": ["wait for a batch", "whole step", "host time"],
         "learning rate": [],
     }
 

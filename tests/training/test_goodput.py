@@ -66,17 +66,28 @@ def test_goodput_leaves_out_starts_evaluations_and_repeated_steps(tmp_path, cloc
     assert json.loads((tmp_path / "first_start.json").read_text()) == {"unix_time": 1000}
 
 
-def test_time_of_a_step_that_the_host_does_not_wait_for_devices_is_its_own(tmp_path, clock):
+def test_waits_for_data_and_devices_are_of_the_steps_since_the_start(tmp_path, clock):
+    """Step 5 waits longest, before an evaluation: it is neither in the times nor in the waits."""
+
+    def slow_batches():
+        for seconds in (30, 0.25, 0.25):
+            clock.now += seconds
+            yield None
+
     timer = StepTimer(tmp_path, MetricsWriter(tmp_path), 0.0, writes=True)
-    for start in (4, 8):  # Each start counts anew.
-        timer.start(start)
-        for _ in range(4):
-            clock.now += 0.5
-            with timer.waiting_for_devices():
-                clock.now += 2
+    timer.start(4)
+    for step, _ in enumerate(timer.batches(slow_batches()), 5):
+        clock.now += 0.25
+        with timer.waiting_for_devices():
+            clock.now += 2
+        if step == 5:
+            timer.stop()
+            clock.now += 100
+            timer.start(step)
     timer.stop()
-    values = timer.measure(12, 8, 1.0)
-    assert values["step_seconds"] == 2.5 and values["host_seconds"] == 0.5
+    values = timer.measure(7, 8, 1.0)
+    assert values["data_wait_seconds"] == 0.25 and values["host_seconds"] == 0.5
+    assert values["step_seconds"] == 2.5
 
 
 def test_run_that_is_killed_before_its_first_checkpoint_keeps_its_first_start(tmp_path, clock):

@@ -1,13 +1,16 @@
-"""Alarms fire on series built to have them, and on no line of ten healthy runs."""
+"""Alarms fire on synthetic series constructed to trigger them, and in no healthy run."""
 
 import gzip
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
+from bert_jax.pods.estimate.calibration import MIN_SPREAD
 from bert_jax.runtime.errors import Diverged
+from bert_jax.training import metrics
 from bert_jax.training.health import all_alarms, check_diverged, describe, extremes, new_alarms
 
 CONFIG = {
@@ -107,7 +110,7 @@ def test_a_plateau_is_a_loss_of_unigrams_that_no_longer_falls(
     assert found == [("plateau", step)] * raised
 
 
-def test_a_plateau_is_told_again_by_each_evaluation_and_not_without_a_main_loss():
+def test_a_plateau_is_repeated_by_each_evaluation_and_not_without_a_main_loss():
     lines = []
     for step in (400, 500, 600):
         lines += [*reports(step, loss=6.2)[(step - 100) // 10 :], evaluation(step, 6.2)]
@@ -135,7 +138,7 @@ def test_slow_steps_are_told_after_several_regular_reports(name, changes):
     for index in range(10, 16):
         lines[index] |= changes
     assert names_and_steps(lines) == [(name, 150)]
-    lines.insert(15, evaluation(150))  # It still holds, and is told again.
+    lines.insert(15, evaluation(150))  # It still holds, and is repeated.
     assert names_and_steps(lines) == [(name, 150), (name, 160)]
     lines[12] = report(130)
     assert not names_and_steps(lines)
@@ -155,9 +158,49 @@ def test_a_slow_host_is_always_the_same_and_others_wait_for_it(process, own, med
     lines[2] |= {"host_seconds": median, "slowest_host_seconds": own, "slowest_process": process}
     alarms = new_alarms(lines, CONFIG)
     assert [alarm.name for alarm in alarms] == ["slow host"] * raised
-    shown = "process 3, which takes 0.4 s of its own for a step (median of all: 0.1 s)"
+    shown = "process 3, with a host time of 0.4 s per step (median of the others: 0.1 s)"
     assert all(shown in alarm.text for alarm in alarms)
     assert f"; slowest host: {shown}" in describe([*lines, evaluation(50)], CONFIG)
+
+
+@pytest.mark.parametrize("seconds", [[0.01, 0.5], [0.5, 0.01], [0.01, 0.5, 0.02]])
+def test_one_host_of_two_or_three_is_slow(monkeypatch, seconds):
+    """`host_seconds` are as the run gathers them."""
+    monkeypatch.setattr(jax, "process_count", lambda: len(seconds))
+    times = np.array([[0.01, each] for each in seconds])
+    monkeypatch.setattr(metrics.multihost_utils, "process_allgather", lambda own: times)
+    own = {"data_wait_seconds": 0.01, "host_seconds": seconds[0]}
+    (alarm,) = new_alarms(reports(50, **metrics.over_processes(own)), CONFIG)
+    assert alarm.name == "slow host"
+    assert f"process {seconds.index(0.5)}, with a host time of 0.5 s per step" in alarm.text
+
+
+def test_spikes_far_from_each_other_are_repeated_without_evaluations():
+    lines = reports(3000)
+    for index in (20, 22, 150):
+        lines[index] |= {"train/loss_spikes": 1}
+    assert names_and_steps(lines) == [("loss spike", 210), ("loss spike", 1510)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "first_loss", "raised"),
+    [
+        ({"learning_rate": None, "warmup_steps": None}, 6.2, True),
+        # The loss of the phase before says nothing: it has shorter rows.
+        ({"learning_rate": None, "warmup_steps": None}, 9.0, True),
+        ({"warmup_steps": 50}, 6.2, True),
+        ({"warmup_steps": 70}, 6.2, False),  # Too few reports after it.
+        ({"learning_rate": 1e-3}, 6.2, True),  # A schedule without a warm-up.
+    ],
+)
+def test_a_plateau_of_a_later_phase_is_of_its_own_losses_after_its_warmup(
+    phase, first_loss, raised
+):
+    lines = [report(step, first_loss) for step in range(410, 801, 10)]
+    lines += [report(step, 6.2) for step in range(810, 901, 10)]
+    phase = {"long_phase": {"num_steps": 200} | phase}
+    found = names_and_steps([*lines, evaluation(900, 6.2)], **phase)
+    assert found == [("plateau", 900)] * raised
 
 
 def test_the_text_of_a_slow_run_names_both_speeds():
@@ -199,13 +242,47 @@ def healthy_runs() -> list[dict]:
     return json.loads(gzip.decompress(HEALTHY.read_bytes()))
 
 
+def estimated_by_its_median(run: dict) -> list[dict]:
+    """Returns the lines of a run with an estimate, and waits as the host times of two processes.
+
+    The estimate of each phase is its median speed, and in the lowest case `MIN_SPREAD` less. The
+    second process has the waits of the report before.
+    """
+    lines, previous = [dict(line) for line in run["lines"]], 0.0
+    for is_later in (False, True):
+        timed = [
+            line
+            for line in lines
+            if "step_seconds" in line and (line["step"] > run["config"]["num_steps"]) == is_later
+        ]
+        median = np.median([each["rows_per_second"] for each in timed] or [0.0])
+        for line in timed:
+            line["lowest_estimated_rows_per_second"] = median / MIN_SPREAD
+            both = sorted([previous, line["data_wait_seconds"]])
+            line["host_seconds"], line["slowest_host_seconds"] = both
+            line["slowest_process"] = 0
+            previous = line["data_wait_seconds"]
+    return lines
+
+
 def test_ten_healthy_runs_raise_no_alarm():
     runs = healthy_runs()
     assert len(runs) == 10
     for run in runs:
+        if run["config"]["log_every"] > 1:  # Five steps of 0.4 s are no speed.
+            assert all_alarms(estimated_by_its_median(run), run["config"]) == []
         assert all_alarms(run["lines"], run["config"]) == []
         last = run["lines"][-1]  # They have learned more than frequencies.
         assert np.log(last["heldout/perplexity"]) < 0.95 * last["heldout/unigram_entropy"]
+
+
+def test_the_steps_of_a_healthy_run_have_no_spikes():
+    """By today's limits: each line of this run is of one step."""
+    (run,) = [run for run in healthy_runs() if run["config"]["log_every"] == 1]
+    lines = [line for line in run["lines"] if "train/loss" in line]
+    assert len(lines) == 240
+    steps = step_metrics([line["train/loss"] for line in lines])
+    assert extremes(steps, [], run["config"])["train/loss_spikes"] == 0
 
 
 def test_a_loss_far_above_the_lowest_ends_the_run():

@@ -1,15 +1,16 @@
-"""Each alarm fires in a run of the real main that is built to have it, and no other one."""
+"""Each alarm fires in a run of the real main that is constructed to trigger it, and no other."""
 
-import itertools
 import json
 import logging
+import time
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from bert_jax import pretrain
-from bert_jax.training import metrics
+from bert_jax.training import goodput, metrics
 from bert_jax.training.health import Alarm, all_alarms
 from tests.helpers.json_lines import read_lines
 from tests.helpers.runs import small_config, stopped_after_save
@@ -37,7 +38,8 @@ def make_damaging_step(*args, **kwargs):
     return run
 
 
-MAKE_STEP = pretrain.make_pretrain_step
+MAKE_STEP, READ_BATCHES = pretrain.make_pretrain_step, pretrain.pretrain_batches
+READ_ESTIMATES = pretrain.forecast.read_estimates
 
 
 def alarms_of(workdir) -> list[Alarm]:
@@ -58,7 +60,13 @@ def test_spike_and_low_speed_are_told_also_by_a_run_that_was_resumed(
     phase |= {"step_seconds": 1e-7, "exposed_seconds": 1e-7}
     report = {"device_kind": "cpu", "num_devices": 2, "fits": True, "phases": [phase]}
     report["calibration"] = {"factor": 1.0, "high": 1.5}
-    (tmp_path / "estimate.json").write_text(json.dumps(report))
+
+    def read_estimates(path, setup):
+        phase["model_flops_per_row"] = setup.phases[0].flops_per_row
+        (tmp_path / "estimate.json").write_text(json.dumps(report))
+        return READ_ESTIMATES(path, setup)
+
+    monkeypatch.setattr(pretrain.forecast, "read_estimates", read_estimates)
     config = small_config(corpus, estimate=str(tmp_path / "estimate.json"), **FIELDS)
     monkeypatch.setattr(pretrain, "make_pretrain_step", make_damaging_step)
     with stopped_after_save(pretrain):
@@ -69,12 +77,31 @@ def test_spike_and_low_speed_are_told_also_by_a_run_that_was_resumed(
     assert logged(caplog) == [f"Step {alarm.step}: {alarm.text}" for alarm in alarms]
 
 
-def test_plateau_and_wait_for_data_are_told(corpus, tmp_path, monkeypatch, caplog):
-    ticks = itertools.count(0, 10)  # By this clock each batch takes 10 s.
-    clock = types.SimpleNamespace(monotonic=lambda: next(ticks), time=lambda: 0.0)
-    monkeypatch.setattr(metrics, "time", clock)
+def test_plateau_wait_for_data_and_slow_host_are_told(corpus, tmp_path, monkeypatch, caplog):
+    """By its clock a batch takes 10 s, and 30 s in a second process, which is not run."""
+    now = time.monotonic()
+
+    def slow_batches(*args):
+        nonlocal now
+        for batch in READ_BATCHES(*args):
+            now += 10
+            yield batch
+
+    def wait_for_second_process(step_metrics):
+        nonlocal now
+        now += 20
+
+    monkeypatch.setattr(pretrain, "pretrain_batches", slow_batches)
+    monkeypatch.setattr(pretrain.monitoring, "limit_dispatch", wait_for_second_process)
+    clock = types.SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(goodput, "time", clock)
+    two = {"process_count": lambda: 2, "devices": jax.devices, "device_count": jax.device_count}
+    monkeypatch.setattr(metrics, "jax", types.SimpleNamespace(**two))
+    gather = types.SimpleNamespace(process_allgather=lambda own: np.stack([own, 3 * own]))
+    monkeypatch.setattr(metrics, "multihost_utils", gather)
     fields = {"warmup_steps": 5, "learning_rate": 1e-9}
     pretrain.train_and_evaluate(small_config(corpus, **(FIELDS | fields)), tmp_path / "run")
     alarms = alarms_of(tmp_path / "run")
-    assert [(alarm.name, alarm.step) for alarm in alarms] == [("input-bound", 25), ("plateau", 45)]
+    names_and_steps = [(alarm.name, alarm.step) for alarm in alarms]
+    assert names_and_steps == [("input-bound", 25), ("slow host", 25), ("plateau", 45)]
     assert logged(caplog) == [f"Step {alarm.step}: {alarm.text}" for alarm in alarms]
