@@ -1,6 +1,6 @@
 """Measures the training steps of this machine, relative to what the estimate says of them.
 
-python tools/calibrate.py --config=configs/pretrain/bert_base.py --config.batch_size=256 \
+python tools/calibrate.py --config=configs/pretrain/bert_base.py --config.batch_size=128 \
     --output=v5e.json
 python tools/tpu_report.py --config=configs/pretrain/bert_base.py --topology=v5e:4x4 \
     --calibration=v5e.json
@@ -27,7 +27,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 from absl import app, flags, logging
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 from bert_jax.configs.pretrain.fields import known_fields
 from bert_jax.data.batches import abstract_rows
@@ -47,8 +47,11 @@ DEVICE_KINDS = {
     "TPU v3": "v3",
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
     "TPU v5": "v5p",
+    "TPU v5p": "v5p",
     "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
     "TPU7x": "tpu7x",
 }
 
@@ -170,6 +173,8 @@ def calibrate(
         "num_devices": mesh.size,
         "tokens_per_device": rows_per_device // first.num_microbatches * row_length,
         "max_seq_length": row_length,
+        "num_params": sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params)),
+        "objective": config.objective,
         "batch_size": phase.batch_size,
     }
 
@@ -187,6 +192,7 @@ def main(argv: list[str]) -> None:
         if output.is_dir() or not os.access(existing, os.W_OK):
             raise ValueError(f"--output={output} cannot be written: expected a writable file")
         found = calibrate(CONFIG.value, STEPS.value, LENGTH.value, PEAK.value)
+        found["config"] = config_flags.get_config_filename(flags.FLAGS["config"])
     except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
         sys.exit(f"calibrate: {' '.join(describe_error(error).split())}")
     output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

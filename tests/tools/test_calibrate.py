@@ -10,7 +10,9 @@ import pytest
 
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.pods.estimate.calibration import calibration_of
+from bert_jax.pods.estimate.roofline import device_peak
 from bert_jax.tools import calibrate
+from bert_jax.training.metrics import PEAK_FLOPS
 
 
 def small_config(**changes):
@@ -62,9 +64,18 @@ def test_file_of_this_machine_is_what_reports_read(tmp_path):
     path = tmp_path / "factor.json"
     path.write_text(json.dumps(found))
     read = calibration_of(found["chip"], str(path))
-    assert (read.low, read.factor, read.high) == (found["low"], found["factor"], found["high"])
+    assert read.factor == found["factor"] and read.low < found["low"] and read.high > found["high"]
+    assert read.measured == {name: found[name] for name in read.measured}
     with pytest.raises(ValueError, match="was measured on cpu, not on v4"):
         calibration_of("v4", str(path))
+
+
+def test_every_kind_of_tpu_with_a_peak_has_its_chip():
+    kinds = {kind for kind in PEAK_FLOPS if kind.startswith("TPU")}
+    served = {kind for kind in kinds if kind != "TPU v2"}
+    assert served == set(calibrate.DEVICE_KINDS)
+    for kind, chip in calibrate.DEVICE_KINDS.items():
+        assert PEAK_FLOPS[kind] == device_peak(chip)
 
 
 def test_device_without_data_sheet_needs_its_peak():

@@ -9,17 +9,20 @@ import dataclasses
 import json
 import pathlib
 import statistics
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from bert_jax.pods.chips import CHIPS
 
 PUBLISHED = pathlib.Path(__file__).with_name("published.json")
-# Four rows of 512 tokens: products are then so small that what no cycle counts decides.
+# Four rows of 512 tokens: products are then small, and what cycles do not count takes long.
 FEW_TOKENS = 4 * 512
 EXPOSED_SHARE = 0.05  # Of the computation. Exposed communication is only known as a minimum.
 UNKNOWN = (0.5, 1.0, 2.0)  # Low, factor, high, where no step is measured on any chip.
 MIN_SPREAD = 1.25
-NUMBERS = ("factor", "low", "high")  # In a file of tools/calibrate.py.
+NUMBERS = ("low", "factor", "high")  # In a file of tools/calibrate.py.
+SHAPES = ("max_seq_length", "tokens_per_device", "num_params")  # There: what was measured.
+SAME_PARAMS = 1.05  # A larger ratio of the parameters of two models makes them different.
 
 
 class Range(NamedTuple):
@@ -40,6 +43,9 @@ class Calibration:
     high: float
     num_measurements: int  # On this chip; 0 if the figures are of other chips.
     source: str
+    # Whether the measured times have communication and the estimated ones have not.
+    has_communication: bool = False
+    measured: Mapping | None = None  # SHAPES, of a file; None: measurements of many shapes.
 
     @property
     def is_measured(self) -> bool:
@@ -80,24 +86,30 @@ def calibration_of(chip: str, file: str | None = None) -> Calibration:
     ratios = by_chip.get(chip, [each for own in by_chip.values() for each in own])
     factor, low, high = statistics.median(ratios), min(ratios), max(ratios)
     if len(ratios) < 3:
-        low, high = min(low, factor / MIN_SPREAD), max(high, factor * MIN_SPREAD)
-    if chip not in by_chip:
+        low, high = _widened(low, factor, high)
+    count = len(ratios) if chip in by_chip else 0
+    source = f"{count} published measurement{'s' * (count > 1)}"
+    if not count:
         names = ", ".join(name for name in CHIPS if name in by_chip)
-        return Calibration(chip, factor, low, high, 0, f"published measurements of {names}")
-    source = f"{len(ratios)} published measurement{'s' * (len(ratios) > 1)}"
-    return Calibration(chip, factor, low, high, len(ratios), source)
+        source = f"published measurements of {names}"
+    return Calibration(chip, factor, low, high, count, source, has_communication=True)
+
+
+def _widened(low: float, factor: float, high: float) -> tuple[float, float]:
+    return min(low, factor / MIN_SPREAD), max(high, factor * MIN_SPREAD)
 
 
 def _read_file(chip: str, file: str) -> Calibration:
     path = pathlib.Path(file)
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        low, factor, high = (float(stored[name]) for name in ("low", "factor", "high"))
+        low, factor, high = (float(stored[name]) for name in NUMBERS)
+        measured = {name: int(stored[name]) for name in SHAPES}
         measured_chip, date = stored["chip"], stored["date"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"--calibration={file} is not a file of tools/calibrate.py, with chip, date, "
-            f"{', '.join(NUMBERS)}: {error!r}"
+            f"{', '.join((*NUMBERS, *SHAPES))}: {error!r}"
         ) from error
     if not 0 < low <= factor <= high:
         raise ValueError(
@@ -109,41 +121,63 @@ def _read_file(chip: str, file: str) -> Calibration:
             f"--calibration={file} was measured on {measured_chip}, not on {chip}: run "
             f"tools/calibrate.py on a {chip}, or leave the flag out"
         )
-    return Calibration(chip, factor, low, high, 1, f"{file}, measured on {date}")
+    # The groups of one run agree better than runs do.
+    low, high = _widened(low, factor, high)
+    source = f"{file}, measured on {date}"
+    if "config" in stored:
+        source += f" with {stored['config']}, objective {stored.get('objective')}"
+    return Calibration(chip, factor, low, high, 1, source, measured=measured)
 
 
 def measured_range(calibration: Calibration, computation: float, exposed: float = 0.0) -> Range:
     """Returns the time that an estimated one is likely to take.
 
     `computation` is estimated at the clock of `CHIPS`, without communication. `exposed`
-    communication, of which only a minimum is known, is added as it is.
+    communication, of which only a minimum is known, is added as it is, unless the factor has it:
+    the measured steps of others include communication, their estimated computation does not.
     """
+    added = 0.0 if calibration.has_communication else exposed
     return Range(
         *(
-            computation * each + exposed
+            computation * each + added
             for each in (calibration.low, calibration.factor, calibration.high)
         )
     )
 
 
 def why_not_calibrated(
-    calibration: Calibration, tokens_per_device: float, computation: float, exposed: float
+    calibration: Calibration,
+    rows: int,
+    length: int,
+    num_params: int,
+    computation: float,
+    exposed: float,
 ) -> list[str]:
     """Returns the reasons why the range may miss the truth; [] for a calibrated case.
 
-    `tokens_per_device` are those of a microbatch, `computation` and `exposed` times in one unit.
+    `rows` of `length` tokens are those of a device and microbatch, `computation` and `exposed`
+    times in one unit. A measurement of this machine holds for its own shapes, those of others for
+    more than FEW_TOKENS.
     """
-    reasons = []
+    reasons, tokens_per_device = [], rows * length
+    if measured := calibration.measured:
+        shapes = dict(zip(SHAPES, (length, tokens_per_device, num_params), strict=True))
+        for name, found in shapes.items():
+            low, high = sorted((found, measured[name]))
+            if high > low * (SAME_PARAMS if name == "num_params" else 1):
+                reasons.append(f"{name} is {found:,}, but {measured[name]:,} was measured")
     if not calibration.is_measured:
         reasons.append(f"no measured step of {calibration.chip} is known")
-    if tokens_per_device <= FEW_TOKENS:
+    elif tokens_per_device <= FEW_TOKENS:
         reasons.append(
             f"{tokens_per_device:,.0f} tokens per device and microbatch are few: at most "
             f"{FEW_TOKENS:,}, four rows of 512"
         )
     if exposed > EXPOSED_SHARE * computation:
+        known = "only a minimum of it is known"
+        if calibration.has_communication:
+            known = "the factor has only that of the measured steps"
         reasons.append(
-            f"exposed communication is {exposed / computation:.0%} of the computation, and only a "
-            "minimum of it is known"
+            f"exposed communication is {exposed / computation:.0%} of the computation, and {known}"
         )
     return reasons

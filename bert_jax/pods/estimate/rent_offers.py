@@ -106,7 +106,7 @@ def make_offer(
             seconds[index] += work.num_steps * each
         flops += work.num_steps * work.batch_size * work.flops
         for doubt in why_not_calibrated(
-            calibration, rows * work.length, step.computation, step.exposed
+            calibration, rows, work.length, work.num_params, step.computation, step.exposed
         ):
             doubts[doubt] = None
     last = works[-1]

@@ -126,9 +126,9 @@ def reasons_for_doubt(report: dict, calibration: Calibration) -> list[str]:
     """Returns why the hours of a report that fits may be outside of their range."""
     reasons = {}
     for phase in report["phases"]:
-        rows = phase["per_device_batch_size"]
+        shapes = phase["per_device_batch_size"], phase["max_seq_length"], report["num_params"]
         times = phase["step_seconds"], phase["exposed_seconds"]
-        for reason in why_not_calibrated(calibration, rows * phase["max_seq_length"], *times):
+        for reason in why_not_calibrated(calibration, *shapes, *times):
             reasons[reason] = None
     return list(reasons)
 

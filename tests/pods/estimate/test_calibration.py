@@ -50,7 +50,7 @@ def test_chip_without_measurements_has_the_range_of_all(monkeypatch):
         (min(every), statistics.median(every), max(every))
     )
     assert not found.is_measured
-    assert calibration.why_not_calibrated(found, 1e6, 1.0, 0.0)
+    assert calibration.why_not_calibrated(found, 100, 512, 10**8, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("changes", [{"is_product": True}, {"tokens_per_device": 2048}])
@@ -72,33 +72,66 @@ def test_range_scales_computation_alone():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "exposed", "num_reasons"),
-    [(4 * 512, 0.0, 1), (5 * 512, 0.0, 0), (5 * 512, 0.06, 1), (128, 0.06, 2), (8192, 0.05, 0)],
+    ("rows", "exposed", "num_reasons"),
+    [(4, 0.0, 1), (5, 0.0, 0), (5, 0.06, 1), (1, 0.06, 2), (16, 0.05, 0)],
 )
-def test_few_tokens_and_exposed_communication_are_not_calibrated(tokens, exposed, num_reasons):
-    assert len(calibration.why_not_calibrated(V4, tokens, 1.0, exposed)) == num_reasons
+def test_few_tokens_and_exposed_communication_are_not_calibrated(rows, exposed, num_reasons):
+    assert len(calibration.why_not_calibrated(V4, rows, 512, 10**8, 1.0, exposed)) == num_reasons
 
 
 def write_file(path, **changes) -> str:
     stored = {"chip": "v4", "date": "2026-11-30", "factor": 1.2, "low": 1.1, "high": 1.3}
-    stored |= changes
+    stored |= {"max_seq_length": 512, "tokens_per_device": 2048, "num_params": 10**8} | changes
     path.write_text(json.dumps({name: each for name, each in stored.items() if each is not None}))
     return str(path)
 
 
 def test_file_of_a_machine_replaces_published_factors(tmp_path):
     found = calibration_of("v4", write_file(tmp_path / "factor.json"))
-    assert (found.low, found.factor, found.high) == (1.1, 1.2, 1.3)
+    # The groups of one run are less apart than runs.
+    assert (found.low, found.factor, found.high) == pytest.approx((1.2 / 1.25, 1.2, 1.5))
     assert found.is_measured and "2026-11-30" in found.source
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"chip": "v5e"}, {"low": 1.25}, {"high": 1.0}, {"low": 0}, {"factor": "x"}, {"date": None}],
+    [
+        {"chip": "v5e"},
+        {"low": 1.25},
+        {"high": 1.0},
+        {"low": 0},
+        {"factor": "x"},
+        {"num_params": None},
+    ],
 )
 def test_file_of_another_chip_or_form_is_refused(tmp_path, changes):
     with pytest.raises(ValueError, match=r"--calibration=.*factor\.json"):
         calibration_of("v4", write_file(tmp_path / "factor.json", **changes))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ((4, 512, 10**8), None),
+        ((4, 512, 1.02 * 10**8), None),
+        ((8, 512, 10**8), "tokens_per_device"),
+        ((16, 128, 10**8), "max_seq_length"),
+        ((4, 512, 3 * 10**8), "num_params"),
+    ],
+)
+def test_file_holds_for_the_shapes_that_were_measured(tmp_path, shapes, reason):
+    found = calibration_of("v4", write_file(tmp_path / "factor.json"))
+    reasons = calibration.why_not_calibrated(found, *shapes, 1.0, 0.0)
+    assert [each.split()[0] for each in reasons] == ([reason] if reason else [])
+
+
+def test_communication_of_published_steps_is_in_their_factor_and_not_added_again(monkeypatch):
+    publish(monkeypatch, v4=[1.0, 1.5, 2.0])  # Of 2 s of computation, communication included.
+    assert calibration.measured_range(calibration_of("v4"), 2.0, 0.5) == pytest.approx((2, 3, 4))
+    assert calibration.measured_range(calibration_of("v5e"), 2.0, 0.5) == pytest.approx((2, 3, 4))
+    publish(monkeypatch)  # Nothing is known: 0.5 to 2 times the computation.
+    found = calibration.measured_range(calibration_of("v4"), 2.0, 0.5)
+    assert found == pytest.approx((1.5, 2.5, 4.5))
 
 
 def test_missing_file_is_refused(tmp_path):
