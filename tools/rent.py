@@ -20,7 +20,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax.pods.chips import both_names, parse_topology, shape_name
+from bert_jax.pods.chips import CHIPS, both_names, parse_topology, shape_name
 from bert_jax.pods.estimate import planned, rent_offers, roofline, run_hours
 from bert_jax.pods.estimate.calibration import Calibration, calibration_of
 from bert_jax.pods.estimate.prices import KINDS, Prices, describe_prices, read_prices
@@ -182,6 +182,12 @@ def run() -> bool:
     print(f"\n{describe_assumptions(settings, calibrations, offers)}")
     if PRICES.value:
         print(describe_prices(prices, PRICES.value, now.date()))
+        if missing := calibrations.keys() - per_chip_hour.keys():
+            names = ", ".join(name for name in CHIPS if name in missing)
+            print(
+                f"No price: {PRICES.value} has no entry for {names} in [{KINDS[SPOT.value]}]. "
+                "Slices without a price come after the others, the fastest first."
+            )
     first = offers[0]
     if first.plan is None or not first.plan.fits:
         print("\nThe run fits none of these slices.")
@@ -226,6 +232,12 @@ def describe_assumptions(
             f"{chip}: times are {each.factor:.2f} ({each.low:.2f}-{each.high:.2f}) times the "
             f"compiler's; {each.source}."
         )
+        if CHIPS[chip].max_clock_hz:
+            clocks = " to ".join(f"{clock / 1e6:.0f}" for clock in CHIPS[chip].clocks_hz)
+            lines.append(
+                f"{chip}: its clock is not published, {clocks} MHz agree with its peak; hours and "
+                "prices are at the slowest, which published products fit."
+            )
     for each in offers:
         if each.doubts:
             lines.append(f"? {each.topology}: {'; '.join(each.doubts)}.")

@@ -193,7 +193,7 @@ def run() -> bool:
     topology = shape_name(topology)
     if has_trials(config) and not is_bi_encoder(config):
         report = stack_report.report(config.get("base", config), topology, MODEL_SIZE.value)
-        print(f"{stack_report.format_report(report)}\n\n{report_text.CAVEAT}")
+        print(f"{stack_report.format_report(report)}\n\n{report_text.caveats(topology)}")
         return save(report)
     if SWEEP.value:
         return pod_table.print_sweep(
@@ -214,9 +214,9 @@ def run() -> bool:
         hours = report_text.likely_hours(report, calibration)
         report |= {"likely_hours": hours._asdict(), "calibration": vars(calibration)}
         report["doubts"] = report_text.reasons_for_doubt(report, calibration)
-        for each in filter(None, (report, report["at_max_clock"])):
-            if PRICE.value is not None:
-                each["price"] = PRICE.value * report["num_chips"] * report_text.exposed_hours(each)
+        if PRICE.value is not None:
+            price = report_text.likely_price(report, calibration, PRICE.value)
+            report["likely_price"] = price._asdict()
     print(report_text.format_report(report, calibration, PRICE.value), flush=True)
     if not report["fits"] and ADVISE.value and not has_trials(config):
         report["advice"] = advise(config, topology, phases, tokenizer, report, calibration)

@@ -19,6 +19,7 @@ from bert_jax.pods.estimate.calibration import (
 )
 from bert_jax.pods.estimate.roofline import (
     ERROR,
+    RECOMPUTED,
     Plan,
     Step,
     Work,
@@ -45,7 +46,7 @@ COLUMNS = (
     "estimate",
 )
 MAX_TRIES = 3  # Plans of a slice to compile until one fits.
-EVALUATION_SHARE = 1 / 3  # Of the computation of an update: the forward pass.
+EVALUATION_SHARE = 1 / 3  # Of an update that computes nothing twice: the forward pass.
 
 
 class Run(NamedTuple):
@@ -110,7 +111,8 @@ def make_offer(
         ):
             doubts[doubt] = None
     last = works[-1]
-    share = EVALUATION_SHARE * run.heldout_rows / last.batch_size
+    share = EVALUATION_SHARE / (1 + RECOMPUTED[plan.layout.remat])
+    share *= run.heldout_rows / last.batch_size
     low, typical, high = measured_range(calibration, share * plan.steps[-1].computation)
     evaluations = low / slack, typical, high * slack
     parts = [
@@ -305,17 +307,18 @@ def table_row(offer: Offer, per_chip_hour: float | None, deadline: float | None)
     usable = CHIPS[parse_topology(offer.topology)[0]].usable_hbm_bytes / GIB
     mesh = f"{devices // layout.fsdp}x{layout.fsdp}x1"
     price = price_of(offer, per_chip_hour)
+    fits = offer.plan.fits
     return [
         both_names(offer.topology),
-        f"{'' if offer.plan.fits else 'no: '}{used:.1f} of {usable:.0f}",
+        f"{'' if fits else 'no: '}{used:.1f} of {usable:.0f}",
         ", ".join(map(str, dict.fromkeys(offer.plan.rows))),
         layout.remat,
         mesh + (", sharded" if layout.sharded else ""),
-        format_range(offer.hours, 1) + (" ?" if offer.doubts else ""),
-        format_range(price, 0) if price else "",
+        format_range(offer.hours, 1) + (" ?" if offer.doubts else "") if fits else "",
+        format_range(price, 0) if price and fits else "",
         in_time(offer, deadline) if deadline is not None else "",
-        f"{offer.mfu:.0%}",
-        offer.limit,
+        f"{offer.mfu:.0%}" if fits else "",
+        offer.limit if fits else "",
         "compiled" if offer.is_compiled else "roofline" + ", rejected" * bool(offer.problem),
     ]
 

@@ -35,8 +35,8 @@ CAVEAT = (
 CLOCK_CAVEAT = (
     "THE CLOCK IS AN ASSUMPTION: Google does not publish that of {chip}. {low} MHz is the slowest\n"
     "that agrees with its peak: there a product of 8192 x 8192 matrices takes {share:.0%} of it. "
-    "{high} MHz is\nthe fastest: there the product takes all of it. Times, rates, hours and prices "
-    "are given at both:\ncompare chips at both."
+    "{high} MHz is\nthe fastest: there the product takes all of it. Likely hours and prices are at "
+    "{low} MHz,\nwhich published products fit."
 )
 FOOTNOTE = (
     "\n\\* Too low: custom kernels have no estimate, and a loop with an unknown trip count is "
@@ -81,11 +81,11 @@ def format_verdict(
             for phase in failed
         ]
     used, capacity = report["hbm_bytes_per_device"], report["phases"][0]["hbm_capacity_bytes"]
-    hours, num_chips = likely_hours(report, calibration), report["num_chips"]
-    price = Range(*(num_chips * each for each in hours))
+    hours = likely_hours(report, calibration)
+    price = likely_price(report, calibration, 1)
     name, hint = "chip-hours", "; --price_per_chip_hour=PRICE gives the price"
     if price_per_chip_hour is not None:
-        price = Range(*(price_per_chip_hour * each for each in price))
+        price = likely_price(report, calibration, price_per_chip_hour)
         name, hint = "price", f", at {price_per_chip_hour:g} per chip and hour"
     factor = f"{calibration.factor:.2f} ({calibration.low:.2f} to {calibration.high:.2f})"
     lines = [
@@ -120,6 +120,12 @@ def likely_hours(report: dict, calibration: Calibration) -> Range:
             for values in zip(*ranges, strict=True)
         )
     )
+
+
+def likely_price(report: dict, calibration: Calibration, per_chip_hour: float) -> Range:
+    """Returns the price of the likely hours of all chips."""
+    rate = per_chip_hour * report["num_chips"]
+    return Range(*(rate * each for each in likely_hours(report, calibration)))
 
 
 def reasons_for_doubt(report: dict, calibration: Calibration) -> list[str]:

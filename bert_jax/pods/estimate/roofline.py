@@ -58,7 +58,7 @@ RECOMPUTED_ELEMENTS = {"none": 0.0, "dots": 1 / 3, "full": 1 / 3}
 LOGIT_BYTES = 8  # A logit in float32, and its gradient.
 MEMORY_MARGIN = 0.9  # Of what the compiler allows: the bytes are estimated.
 FSDP_SIZES = (1, 4, 16, 64)
-ERROR = 0.2  # Of the time, relative to a compiled step; docs/tpu.md has the exceptions.
+ERROR = 0.4  # A compiled step takes at most this much more or less; ModernBERT took 37 % more.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+MAX_MISSED = 10  # Preemptions in the time of a start or of an interval, from which none ends.
+
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
@@ -96,6 +98,8 @@ def hours_of_run(
       checkpoint_bytes: of one, over all hosts.
       num_hosts: of the slice.
       assumptions: the rest.
+
+    Raises ValueError for so many preemptions that the run would not end.
     """
     pause = checkpoint_bytes / (num_hosts * assumptions.host_bytes_per_second)
     work = num_steps * step + num_evaluations * evaluation
@@ -103,9 +107,15 @@ def hours_of_run(
     if assumptions.preemptions_per_day:
         between = 86400 / assumptions.preemptions_per_day
         interval = best_interval(pause, between)
-        # A step is not divided, and longer intervals than the run mean the same.
+        # At least a step, and at most the run.
         checkpoint_every = min(max(round(interval / step), 1), num_steps)
         interval = checkpoint_every * step
+        if max(assumptions.restart, interval + pause) > MAX_MISSED * between:
+            raise ValueError(
+                f"preemptions_per_day={assumptions.preemptions_per_day:g}: one every {between:.3g} "
+                f"s, but a start takes {assumptions.restart:.3g} s, and a step with a checkpoint "
+                f"{step + pause:.3g}: the run would not end; expected fewer"
+            )
         expected = time_with_interruptions(work, interval, pause, assumptions.restart, between)
         preemptions = expected - work * (1 + pause / interval)
     checkpoints = math.ceil(num_steps / checkpoint_every) * pause

@@ -321,6 +321,7 @@ def test_report_begins_with_verdict_hours_and_price(monkeypatch):
     assert likely.startswith(f"hours: {report_text.format_likely(hours)}, of steps alone")
     assert "three measurements" in likely
     prices = Range(*(2.0 * report["num_chips"] * each for each in hours))
+    assert report_text.likely_price(report, MEASURED, 2.0) == pytest.approx(prices)
     assert price == f"price: {report_text.format_likely(prices)}, at 2 per chip and hour"
     assert doubts.startswith("NOT CALIBRATED: 128 tokens per device") and not blank and rest
     (_, _, chip_hours, *_) = report_text.format_report(report, MEASURED).splitlines()

@@ -45,6 +45,11 @@ def test_evaluations_take_a_third_of_the_computation_of_their_rows():
         make_offer("v5e:2x4", [WORK], PLAN, each, TWICE, True).hours.typical for each in (RUN, run)
     )
     assert with_them - without == pytest.approx(4 * 10 * (2 * 0.4) / 3 / 3600)
+    full = PLAN._replace(layout=Layout(1, "full", True))  # Its update has two forward passes.
+    without, with_them = (
+        make_offer("v5e:2x4", [WORK], full, each, TWICE, True).hours.typical for each in (RUN, run)
+    )
+    assert with_them - without == pytest.approx(4 * 10 * (2 * 0.4) / 4 / 3600)
 
 
 def test_phases_add_up_and_the_worst_doubts_are_said_once():
@@ -192,6 +197,7 @@ def test_table_has_both_names_ranges_and_why_a_slice_is_out():
     assert fits["mesh"] == "8x1x1, sharded" and fits["in time"] == "yes"
     assert fits["limited by"] == "links 60%" and fits["estimate"] == "roofline"
     assert does_not["fits, GiB"].startswith("no: ") and does_not["in time"] == ""
+    assert does_not["hours"] == does_not["price"] == does_not["MFU"] == ""
     assert batch["fits, GiB"] == "no: too many devices" and batch["hours"] == ""
 
 

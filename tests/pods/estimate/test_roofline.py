@@ -72,10 +72,12 @@ def test_roofline_is_near_every_compiled_step_of_bert():
     for *shapes, _, seconds in COMPILED:
         ratios[tuple(shapes)] = estimate(*shapes).seconds / seconds
     assert len(ratios) == 25
+    for shapes, ratio in ratios.items():
+        assert 1 / (1 + roofline.ERROR) < ratio < 1 + roofline.ERROR, shapes
     # Four rows of 128 tokens per chip.
     assert ratios.pop(("v5p:4x4x4", "large", 128, 256, 4)) > 0.75
     for shapes, ratio in ratios.items():
-        assert 1 / (1 + roofline.ERROR) < ratio < 1 + roofline.ERROR, shapes
+        assert 1 / 1.2 < ratio < 1.2, shapes
 
 
 @pytest.mark.parametrize("size", list(NUM_PARAMS))

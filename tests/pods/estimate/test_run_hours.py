@@ -99,3 +99,9 @@ def test_preemptions_add_lost_work_and_restarts_and_set_the_interval():
 def test_rare_preemptions_never_ask_for_more_steps_than_the_run_has():
     hours = hours_of_run(**RUN, assumptions=Assumptions(preemptions_per_day=0.001))
     assert hours.checkpoint_every == RUN["num_steps"]
+
+
+@pytest.mark.parametrize("per_day", [1e4, 1e6, 1e300])
+def test_more_preemptions_than_a_start_survives_are_refused(per_day):
+    with pytest.raises(ValueError, match="preemptions_per_day="):
+        hours_of_run(**RUN, assumptions=Assumptions(preemptions_per_day=per_day))
