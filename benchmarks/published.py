@@ -416,6 +416,21 @@ def compile_for(chip: str, program: Callable, arguments: tuple, options: Mapping
     return compiled.as_text()
 
 
+def check_flops(measurement: Measurement, counted: float) -> None:
+    """Raises ValueError if products of the program were not counted as often as there are layers.
+
+    Against `Transformer.flops` without attention, whose kernels have no FLOPs, `counted` lacks the
+    table of embeddings, and has what layers compute again, at most a third, and plain attention.
+    """
+    expected = measurement.program.flops(measurement.rows, measurement.length, False)
+    if not 0.7 < counted / expected < 1.7:
+        raise ValueError(
+            f"{measurement.name}: the products of the program have {counted:.3g} FLOPs, "
+            f"{counted / expected:.2f} of the model's: is the loop over {LAYERS} layers unrolled, "
+            "or another one inside of it?"
+        )
+
+
 def transformer_cycles(measurement: Measurement) -> float:
     """Returns the cycles of a step: those in the loops over LAYERS layers count for all layers."""
     model, rows, length = measurement.program, measurement.rows, measurement.length
@@ -439,11 +454,14 @@ def transformer_cycles(measurement: Measurement) -> float:
         for cycles, runs, _ in hlo_cost.step_cost(text, measurement.chip).costliest
     )
     computations, entry = parse_hlo(text)
+    flops = 0.0
     for runs, instruction, _ in executed_instructions(computations, entry):
+        flops += runs * (in_loop if runs == LAYERS else 1) * hlo_cost.flops(instruction)
         if instruction.kind == "tpu_custom_call":
             kernel = re.search(r"splash_mha_([a-z]+)", instruction.op_name)[1]
             cycles = splash_cycles(measurement.chip, length, model.head_dim, model.splash)[kernel]
             total += in_loop * runs * rows * model.heads * cycles
+    check_flops(measurement, flops)
     return total
 
 

@@ -101,3 +101,13 @@ def test_published_product_still_has_its_stored_estimate(published):
     cycles = published.estimated_cycles(measurement)
     entry = published.stored_entry(measurement, cycles)
     assert entry["estimated_seconds"] == pytest.approx(stored["estimated_seconds"], rel=0.05)
+
+
+def test_layers_that_are_not_counted_as_often_as_the_model_has_them_are_refused(published):
+    name = "v4-maxtext-22b"
+    measurement = next(each for each in published.MEASUREMENTS if each.name == name)
+    expected = measurement.program.flops(measurement.rows, measurement.length, False)
+    published.check_flops(measurement, expected * 4 / 3)
+    for counted in (expected * 2 / 48, 2 * expected):
+        with pytest.raises(ValueError, match=name):
+            published.check_flops(measurement, counted)

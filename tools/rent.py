@@ -84,7 +84,7 @@ def check_flags() -> None:
     for slice_name in SLICES.value:
         if parse_topology(slice_name)[2] > 1:
             raise ValueError(
-                f"--chips={slice_name}: nothing estimates the time of the network between slices: "
+                f"--chips={slice_name}: the network between slices has no estimate: "
                 "compare single slices"
             )
 

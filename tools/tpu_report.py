@@ -101,8 +101,8 @@ MARKDOWN = flags.DEFINE_string("markdown", None, "Markdown file to write the tab
 REPORTS = flags.DEFINE_string(
     "reports",
     None,
-    "Directory that keeps the report of each configuration of --all, so that the same command goes "
-    "on where it was stopped. Those of other code or another compiler are compiled again.",
+    "Directory that keeps the report of each configuration of --all, so that the same command "
+    "continues after a stop. Those of other code or another compiler are compiled again.",
 )
 
 # Flags that have no effect, by mode.

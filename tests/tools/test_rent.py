@@ -71,7 +71,7 @@ def test_wrong_flags_end_in_one_line_not_a_traceback(tmp_path):
     prices.write_text("date = 2026-11-30\n", encoding="utf-8")
     cases = {
         "--chips=v4-12": "accelerator type 'v4-12' does not exist: try v4:2x2x1 (v4-8) or",
-        "--chips=v4-8:2": "--chips=v4-8:2: nothing estimates the time of the network between",
+        "--chips=v4-8:2": "--chips=v4-8:2: the network between slices has no estimate",
         "--chips=v4-8 --preemptions_per_day=1": "--preemptions_per_day has no effect without",
         "--chips=v4-8 --deadline=soon": "--deadline=soon: expected hours or days",
         f"--chips=v4-8 --prices={prices}": f"{prices}: currency=None: expected",

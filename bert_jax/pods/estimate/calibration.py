@@ -168,7 +168,7 @@ def why_not_calibrated(
                 reasons.append(f"{name} is {found:,}, but {measured[name]:,} was measured")
     if not calibration.is_measured:
         reasons.append(f"no measured step of {calibration.chip} is known")
-    elif tokens_per_device <= FEW_TOKENS:
+    if not calibration.measured and tokens_per_device <= FEW_TOKENS:
         reasons.append(
             f"{tokens_per_device:,.0f} tokens per device and microbatch are few: at most "
             f"{FEW_TOKENS:,}, four rows of 512"

@@ -1,4 +1,4 @@
-"""Says every few seconds that something long is still going on."""
+"""Prints a line every few seconds while a long operation runs."""
 
 import contextlib
 import sys
