@@ -318,7 +318,9 @@ def test_pod_records_how_long_all_attempts_ran_and_stops_at_the_limit(pod):
     options, kill_after, seconds, *job = (root / "timeout").read_text().split()
     assert (options, kill_after) == ("--foreground", "--kill-after=1800")
     assert 0 < int(seconds) <= 3600 and job[:3] == ["python", "-m", "bert_jax.pretrain"]
-    spent.write_text("7200\n")
+    # Of another job: the recorder of the first one may still write.
+    (root / "gcs/launch/5678.seconds").write_text("7200\n")
+    environment |= {"JOBSET_UID": "5678"}
     run = subprocess.run(words, cwd=root, env=environment, capture_output=True)
     assert run.returncode == LIMIT_REACHED and b"process" not in run.stdout
     assert LIMIT_REACHED not in RESTARTABLE
