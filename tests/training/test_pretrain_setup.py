@@ -15,7 +15,7 @@ from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.data.rows import Rows
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import find_objective
-from bert_jax.pods.estimate.compilation import UNCASED_ENGLISH, planned_phases
+from bert_jax.pods.estimate.planned import UNCASED_ENGLISH, planned_phases
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.runtime.config_fields import flatten, format_fields
 from bert_jax.training.phases import (

@@ -171,7 +171,7 @@ def check_job(root: pathlib.Path, num_slices: int, num_devices: int, job: list[s
     key = [run_git(root, "rev-parse", "HEAD"), str(num_slices), str(num_devices), *job]
     config = next((word for word in job if re.match("--?config=", word)), "").partition("=")[2]
     with contextlib.suppress(OSError):  # git may ignore the file; without one, the check says so.
-        key.append((root / config.partition(":")[0]).read_text(errors="replace"))
+        key.append((root / config.partition(":")[0]).read_text(encoding="utf-8", errors="replace"))
     passed = cache_directory("checked_jobs", *environment, *key)
     has_changes = bool(run_git(root, "status", "--short"))
     if passed.exists() and not has_changes:
