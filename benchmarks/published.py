@@ -562,8 +562,13 @@ def table(entries: list[dict]) -> str:
             f"| {chip} | {found.num_measurements} | {found.factor:.2f} | "
             f"{found.low:.2f} to {found.high:.2f} |"
         )
-    errors = [abs(calibration.ratio(each) - 1) for each in entries]
-    lines += ["", f"Median error of all {len(errors)}: {statistics.median(errors):.0%}."]
+    lines.append("")
+    for name, is_product in (("training steps", False), ("single products", True)):
+        errors = [
+            abs(calibration.ratio(each) - 1) for each in entries if each["is_product"] == is_product
+        ]
+        found = f"{statistics.median(errors):.0%}" if errors else "not known"
+        lines.append(f"Median error of {len(errors)} {name}: {found}.")
     return "\n".join(lines)
 
 

@@ -244,10 +244,22 @@ def test_launch_creates_copies_runs_follows_and_deletes(cloud):
     assert cloud.steps() == [*STEPS, "delete"]
     assert cloud.created() == [
         [
-            *("compute", "tpus", "queued-resources", "create", "tiny", "--node-id=tiny"),
-            *("--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base"),
-            *("--network=net", "--subnetwork=sub", "--service-account=me@proj.com"),
-            *("--internal-ips", "--spot", "--project=proj", "--zone=us-central2-b", "--quiet"),
+            "compute",
+            "tpus",
+            "queued-resources",
+            "create",
+            "tiny",
+            "--node-id=tiny",
+            "--accelerator-type=v4-16",
+            "--runtime-version=tpu-ubuntu2204-base",
+            "--network=net",
+            "--subnetwork=sub",
+            "--service-account=me@proj.com",
+            "--internal-ips",
+            "--spot",
+            "--project=proj",
+            "--zone=us-central2-b",
+            "--quiet",
         ]
     ]
     assert all("--internal-ip" in call for call in cloud.calls() if {"ssh", "scp"} & {*call})

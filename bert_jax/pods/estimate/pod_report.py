@@ -9,12 +9,15 @@ Where the clock of a chip is not published, the times are at the slowest clock t
 peak, and `at_max_clock` has them at the fastest one.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import pathlib
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -28,7 +31,6 @@ from bert_jax.model.config import pad_to_tiles
 from bert_jax.pods.chips import CHIPS, Chip, parse_topology
 from bert_jax.pods.estimate import compilation
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles, step_cost
-from bert_jax.pods.estimate.progress import progress
 from bert_jax.sharding.rules import path_name
 from bert_jax.training import metrics
 from bert_jax.training.phases import Phase
@@ -129,6 +131,25 @@ def _phase_figures(
         hlo_path=hlo_path,
         document_tokens=document_tokens,
     )
+
+
+@contextlib.contextmanager
+def progress(text: str, interval: float = 5.0) -> Iterator[None]:
+    """Prints `text` and the seconds so far to stderr, every `interval` seconds of the block."""
+    started, is_done = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not is_done.wait(interval):
+            seconds = time.monotonic() - started
+            print(f"{text}: {seconds:.0f} s", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def step_figures(

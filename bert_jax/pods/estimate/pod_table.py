@@ -1,6 +1,7 @@
 """Compares pods: all configurations in one table, or meshes and remat policies of one."""
 
 import datetime
+import functools
 import hashlib
 import importlib
 import json
@@ -70,6 +71,7 @@ def check_page(page: pathlib.Path) -> None:
         )
 
 
+@functools.cache
 def hash_source() -> str:
     """Returns a hash of the files of bert_jax and its configurations, which decide a report."""
     found = hashlib.sha256()

@@ -99,7 +99,7 @@ def hours_of_run(
       num_hosts: of the slice.
       assumptions: the rest.
 
-    Raises ValueError for so many preemptions that the run would not end.
+    Raises ValueError if preemptions are so frequent that the run would never end.
     """
     pause = checkpoint_bytes / (num_hosts * assumptions.host_bytes_per_second)
     work = num_steps * step + num_evaluations * evaluation

@@ -183,9 +183,8 @@ class Slice:
         if state is None:
             return "NOT_FOUND"
         if state == "ACTIVE":  # It stays ACTIVE for a while after its TPU is lost.
-            tpu = self.gcloud(
-                *("tpu-vm", "describe", self.name, "--format=value(state)"), capture=True
-            )
+            describe = ["tpu-vm", "describe", self.name]
+            tpu = self.gcloud(*describe, "--format=value(state)", capture=True)
             if tpu.stdout.strip() in LOST or "NOT_FOUND" in tpu.stderr:
                 return "PREEMPTED"
         return state

@@ -14,7 +14,6 @@ from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.estimate import compilation, planned, pod_report, pod_table, report_text
 from bert_jax.pods.estimate.calibration import Calibration, Range
 from bert_jax.pods.estimate.hlo_cost import Cost, MissingKernelCycles
-from bert_jax.pods.estimate.progress import progress
 from bert_jax.training import metrics
 from bert_jax.training.phases import Phase
 from bert_jax.training.pretrain_setup import setup_pretraining
@@ -353,7 +352,7 @@ def test_report_that_does_not_fit_begins_with_that_alone(monkeypatch):
 
 def test_progress_is_said_while_a_block_runs_and_not_after_it(capsys):
     num_threads = threading.active_count()
-    with progress("compiling", interval=0.001):
+    with pod_report.progress("compiling", interval=0.001):
         while not (first := capsys.readouterr().err):
             pass
     assert first.startswith("compiling: 0 s\n")
