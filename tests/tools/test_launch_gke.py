@@ -95,7 +95,7 @@ elif plan["attempts"] and "terminalState" not in plan["status"]:
         if attempt == "unreachable": plan["errors"] = {"jobset": 20}
         save()
         print(log, end="", flush=True)
-        if attempt == "wait": signal.pause()
+        while attempt == "wait": time.sleep(0.01)  # `pause` would miss a signal before it.
         sys.exit("error: unexpected EOF")
     print(log, end="")
     if isinstance(attempt, tuple): del codes[1:]

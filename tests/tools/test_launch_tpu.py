@@ -105,7 +105,7 @@ else:
 save()
 """
 FAKE_JOB = """
-import os, sys
+import os, sys, time
 with open(os.environ["HOME"] + "/arguments", "w") as file: print(sys.argv[1:], file=file)
 print("the job of", os.environ["HOST"], "began", flush=True)
 does = os.environ["JOB"]
@@ -114,7 +114,7 @@ if not does.startswith("abort"):
     import signal
     if does == "save": signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved") or 75))
     open(os.environ["HOME"] + "/ready", "w")
-    signal.pause()
+    while True: time.sleep(0.01)  # `pause` would miss a signal just before it.
 print(does, flush=True)
 os.abort()
 """

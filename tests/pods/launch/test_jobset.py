@@ -229,13 +229,13 @@ def test_jax_finds_the_hosts_without_the_metadata_server(num_slices, monkeypatch
 
 # A job that prints its identity, then follows its arguments.
 FAKE_PYTHON = """
-import os, signal, sys
+import os, signal, sys, time
 if sys.argv[2] == "pip": sys.exit(print("pip", sys.argv[3:]))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("process", os.getpid(), "in", os.listdir("."), sys.argv[1:], flush=True)
 does = os.environ["JOB"]
 if does == "abort": os.abort()
-if does == "wait": signal.pause()
+while does == "wait": time.sleep(0.01)  # `pause` would miss a signal just before it.
 if does == "limit":  # Stops by agreement with a pod that has reached it.
     open(os.environ["BUCKET"] + "/gcs/launch/1234.seconds.limit", "w")
     sys.exit(75)
