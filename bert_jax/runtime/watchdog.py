@@ -84,9 +84,10 @@ def _end_if_stuck(read_end, timeout):
     exit_now(f"{message}. {advice}", INTERRUPTED if received == signal.SIGINT else PREEMPTED)
 
 
-# Repeats what it reads. It ends when the process that writes to it does, and ignores signals.
+# Says that it ignores signals; then repeats what it reads, until the process that writes ends.
 _EXPLAIN = """
 trap '' INT TERM HUP
+echo ready
 while IFS= read -r line; do
   printf '%s\\n' "$line" >&2
   case $line in 'Fatal Python error: Aborted') aborted=yes ;; esac
@@ -108,8 +109,9 @@ def explain_abort(message: str) -> subprocess.Popen | None:
     shell = subprocess.Popen(
         ["sh", "-c", _EXPLAIN, message],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C and the end of the terminal do not reach it.
     )
+    shell.stdout.readline()  # From now on signals do not end it.
     faulthandler.enable(shell.stdin, all_threads=False)
     return shell
