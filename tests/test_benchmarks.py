@@ -41,13 +41,11 @@ def published(monkeypatch, request):
     return published
 
 
-def test_stored_measurements_are_those_that_were_published(published):
-    measurements = {each.name: each for each in published.MEASUREMENTS}
+def test_every_published_measurement_is_stored_as_it_was_published(published):
     stored = calibration.read_published()
-    assert len(measurements) == len(published.MEASUREMENTS)
-    for entry in stored:
-        measurement = measurements[entry["name"]]
+    for measurement, entry in zip(published.MEASUREMENTS, stored, strict=True):
         assert entry == entry | {
+            "name": measurement.name,
             "chip": measurement.chip,
             "num_chips": measurement.num_chips,
             "is_product": isinstance(measurement.program, published.Product),

@@ -228,10 +228,7 @@ def describe_assumptions(
             "checkpoint_every for them."
         )
     for chip, each in calibrations.items():
-        lines.append(
-            f"{chip}: times are {each.factor:.2f} ({each.low:.2f}-{each.high:.2f}) times the "
-            f"compiler's; {each.source}."
-        )
+        lines.append(f"{chip}: times are the compiler's times {each}.")
         if CHIPS[chip].max_clock_hz:
             clocks = " to ".join(f"{clock / 1e6:.0f}" for clock in CHIPS[chip].clocks_hz)
             lines.append(

@@ -238,7 +238,7 @@ def advise(
     ):
         new_flags = " ".join(f"--config.{field}={value}" for field, value in changes.items())
         if report["fits"]:
-            hours = report_text.format_likely(report_text.likely_hours(report, calibration))
+            hours = report_text.likely_hours(report, calibration)
             print(f"In {hours} hours. This fits: {new_flags}")
             return changes
         failure = next(phase for phase in report["phases"] if not phase["fits"])

@@ -83,6 +83,7 @@ def start(
     devices_per_process: int = 1,
     last_flags: tuple[str, ...] = (),
     logs=None,
+    program: str = "bert_jax.pretrain",
     **flags,
 ) -> list[subprocess.Popen]:
     """Starts the pre-training of a tiny model in `num_processes` processes; see `launch`.
@@ -90,7 +91,7 @@ def start(
     `fields` are set in the config, and `flags` on the command line.
     """
     command = [
-        "bert_jax.pretrain",
+        program,
         "--config=configs/pretrain/bert_tiny.py:runlocal",
         f"--config.corpus={corpus}",
         "--config.long_phase.num_steps=0",

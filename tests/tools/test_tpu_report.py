@@ -83,6 +83,21 @@ def test_product_has_the_peak_at_the_fastest_clock_that_is_assumed(chip, share):
 
 
 @needs_compiler
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v6e:1x1", "v5e-8"])
+@pytest.mark.parametrize("model", ["bert_base", "modernbert_small --config.model.size=ettin-17m"])
+def test_models_fit_the_tpus_of_notebooks(topology, model):
+    """Colab's single chips, and Kaggle's eight."""
+    config = f"--config={ROOT}/configs/pretrain/own_language.py:{model}".split()
+    result = run_tool(*config, f"--topology={topology}", "--noadvise")
+    assert result.returncode == 0, result.stdout + result.stderr
+    verdict, hours, price = result.stdout.splitlines()[:3]
+    assert verdict.startswith("FITS v5e" if "v5e" in topology else "FITS v6e:1x1 (v6e-1): ")
+    assert re.match(r"hours: [\d.,]+ \([\d.,]+ to [\d.,]+\), of steps alone; ", hours)
+    assert price.startswith("chip-hours: ")
+
+
+@needs_compiler
 def test_report_has_every_documented_figure(tiny):
     _, report, _ = tiny
     assert report["topology"] == "v4:2x2x1" and report["device_kind"] == "TPU v4"
@@ -352,12 +367,14 @@ def test_table_of_all_pods_shows_wrong_flops_and_missing_cycles(tmp_path):
     )
     result = report_all(page, tmp_path / "reports")
     *table, error, made = result.stdout.splitlines()
-    head, _, *rows, blank, footnote, _, compiled = table
+    head, _, *rows, blank, footnote, _, factors, _, compiled = table
     column = head.split(" | ").index("compiled FLOPs")
     cells = [row.split(" | ")[column : column + 2] for row in rows]
     assert cells == [["97.4%", "5"], ["", "5 *"], ["96.5%", "5 *"]]
     assert blank == "" and footnote.startswith("\\* Too low: custom kernels")
     assert "\n".join(table) in page.read_text()
+    assert factors.startswith("Hours are the compiler's. Multiply them by: on v3 ")
+    assert "; on v4 " in factors and "; on v5e " in factors
     assert page.read_text().startswith("before\n<!-- made")
     assert page.read_text().endswith("table -->\nafter\n")
     assert error == (

@@ -12,6 +12,7 @@ import pytest
 from bert_jax import pretrain
 from bert_jax.training import goodput, metrics
 from bert_jax.training.health import Alarm, all_alarms
+from tests.helpers import commands
 from tests.helpers.json_lines import read_lines
 from tests.helpers.runs import small_config, stopped_after_save
 
@@ -105,3 +106,40 @@ def test_plateau_wait_for_data_and_slow_host_are_told(corpus, tmp_path, monkeypa
     names_and_steps = [(alarm.name, alarm.step) for alarm in alarms]
     assert names_and_steps == [("input-bound", 25), ("slow host", 25), ("plateau", 45)]
     assert logged(caplog) == [f"Step {alarm.step}: {alarm.text}" for alarm in alarms]
+
+
+# By the clock of process 1, it takes 1000 s to dispatch a step.
+SLOW_PROCESS = """
+import sys, time, types
+from bert_jax import pretrain
+from bert_jax.training import goodput
+
+make_step, late = pretrain.make_pretrain_step, 0
+
+def make_slow_step(*args, **kwargs):
+    step = make_step(*args, **kwargs)
+
+    def run(*args):
+        global late
+        late += 1000
+        return step(*args)
+
+    return run
+
+if "--process_id=1" in sys.argv:
+    pretrain.make_pretrain_step = make_slow_step
+    clock = {"monotonic": lambda: time.monotonic() + late, "time": time.time}
+    goodput.time = types.SimpleNamespace(**clock)
+pretrain.main.start(pretrain.train_and_evaluate, "pretrain", pretrain.known_fields)
+"""
+
+
+@pytest.mark.exhaustive
+def test_slow_host_is_named_by_a_run_of_two_processes(corpus, tmp_path, monkeypatch):
+    (tmp_path / "slow_process.py").write_text(SLOW_PROCESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    fields = [f"{name}={value}" for name, value in FIELDS.items()]
+    commands.run(tmp_path / "run", corpus, *fields, num_processes=2, program="slow_process")
+    (alarm,) = alarms_of(tmp_path / "run")
+    assert (alarm.name, alarm.step) == ("slow host", 25) and "process 1, " in alarm.text
+    assert alarm.text in commands.log_of(tmp_path / "run").read_text()

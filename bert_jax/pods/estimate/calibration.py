@@ -32,6 +32,12 @@ class Range(NamedTuple):
     typical: float
     high: float
 
+    def __str__(self) -> str:
+        """Returns "3.1 (1.6 to 6.2)": what is typical, and the range."""
+        digits = 1 if self.typical < 100 else 0
+        low, typical, high = (f"{each:,.{digits}f}" for each in self)
+        return f"{typical} ({low} to {high})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
@@ -46,6 +52,10 @@ class Calibration:
     # Whether the measured times have communication and the estimated ones have not.
     has_communication: bool = False
     measured: Mapping | None = None  # SHAPES, of a file; None: measurements of many shapes.
+
+    def __str__(self) -> str:
+        """Returns the factor, its range and its source: "1.1 (0.9 to 1.2): FILE, measured ..."."""
+        return f"{self.factor:.2f} ({self.low:.2f} to {self.high:.2f}): {self.source}"
 
     @property
     def is_measured(self) -> bool:

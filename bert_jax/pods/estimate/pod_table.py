@@ -112,7 +112,7 @@ def report_all(
     """
     table = f"| {' | '.join(report_text.COLUMNS)} |\n|{' --- |' * len(report_text.COLUMNS)}\n"
     print(table, end="")
-    all_fit, wrong_flops, footnote, assumed, made = True, [], "", {}, []
+    all_fit, wrong_flops, footnote, chips, made = True, [], "", {}, []
     for name in PODS:
         module, _, argument = name.partition(".py:")
         config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config(argument)
@@ -126,9 +126,7 @@ def report_all(
         )
         made.append(report)
         all_fit &= report["fits"]
-        chip = parse_topology(topology)[0]
-        if CHIPS[chip].max_clock_hz:
-            assumed[chip] = None
+        chips[parse_topology(topology)[0]] = None
         for phase in report["phases"]:
             row = report_text.format_table_row(name, report, phase)
             print(row, end="", flush=True)
@@ -142,7 +140,8 @@ def report_all(
                 wrong_flops.append(f"{name}, rows of {phase['max_seq_length']}")
             if report_text.has_missing_cycles(phase):
                 footnote = report_text.FOOTNOTE
-    footnote += report_text.clock_footnote(list(assumed))
+    footnote += report_text.clock_footnote([chip for chip in chips if CHIPS[chip].max_clock_hz])
+    footnote += f"\n{report_text.factor_note(chips)}\n"
     dates = sorted({report["date"] for report in made})
     versions = ", ".join(f"{name} {version}" for name, version in made[0]["compiler"].items())
     footnote += f"\nCompiled {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {versions}.\n"
@@ -186,4 +185,5 @@ def print_sweep(
             row = report_text.format_sweep_row(at_max)
             print(f"best at the fastest clock that the peak allows: {row}")
         print(f"\n{report_text.caveats(topology)}")
+    print(f"\n{report_text.factor_note([parse_topology(topology)[0]])}")
     return True

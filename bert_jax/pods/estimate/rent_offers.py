@@ -186,8 +186,7 @@ def compile_offer(
         if report["fits"]:
             plan = with_compiled_steps(plan._replace(fits=True), report["phases"])
             compiled = offer_of(topology, plan, True)
-            hours = format_range(compiled.hours, 1)
-            print(f"  fits: {hours} hours {seconds}", flush=True)
+            print(f"  fits: {compiled.hours} hours {seconds}", flush=True)
             return compiled
         print(f"  does not fit {seconds}", flush=True)
         tried.append(memory)
@@ -292,12 +291,6 @@ def parse_deadline(text: str, now: datetime.datetime) -> float:
     return hours
 
 
-def format_range(values: Range, digits: int) -> str:
-    """Returns "4.1 (2.1-8.2)": what is typical, and from the lowest to the highest."""
-    low, typical, high = (f"{each:,.{digits}f}" for each in values)
-    return f"{typical} ({low}-{high})"
-
-
 def table_row(offer: Offer, per_chip_hour: float | None, deadline: float | None) -> list[str]:
     """Returns the cells of `COLUMNS` of an offer."""
     if offer.plan is None:
@@ -314,8 +307,8 @@ def table_row(offer: Offer, per_chip_hour: float | None, deadline: float | None)
         ", ".join(map(str, dict.fromkeys(offer.plan.rows))),
         layout.remat,
         mesh + (", sharded" if layout.sharded else ""),
-        format_range(offer.hours, 1) + (" ?" if offer.doubts else "") if fits else "",
-        format_range(price, 0) if price and fits else "",
+        str(offer.hours) + (" ?" if offer.doubts else "") if fits else "",
+        str(price) if price and fits else "",
         in_time(offer, deadline) if deadline is not None else "",
         f"{offer.mfu:.0%}" if fits else "",
         offer.limit if fits else "",

@@ -1,11 +1,12 @@
 """Formats the reports of `pod_report` as text and as rows of a table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
 from bert_jax.pods.estimate.calibration import (
     Calibration,
     Range,
+    calibration_of,
     measured_range,
     why_not_calibrated,
 )
@@ -87,24 +88,15 @@ def format_verdict(
     if price_per_chip_hour is not None:
         price = likely_price(report, calibration, price_per_chip_hour)
         name, hint = "price", f", at {price_per_chip_hour:g} per chip and hour"
-    factor = f"{calibration.factor:.2f} ({calibration.low:.2f} to {calibration.high:.2f})"
     lines = [
         f"FITS {both_names(report['topology'])}: {used / GIB:.1f} of {capacity / GIB:.0f} GiB per "
         "device",
-        f"hours: {format_likely(hours)}, of steps alone; the compiler's times {factor}: "
-        f"{calibration.source}",
-        f"{name}: {format_likely(price)}{hint}",
+        f"hours: {hours}, of steps alone; the compiler's times {calibration}",
+        f"{name}: {price}{hint}",
     ]
     if doubts := reasons_for_doubt(report, calibration):
         lines.append(f"NOT CALIBRATED: {'; '.join(doubts)}")
     return lines
-
-
-def format_likely(values: Range) -> str:
-    """Returns "3.1 (1.6 to 6.2)": what is typical, and the range."""
-    digits = 1 if values.typical < 100 else 0
-    low, typical, high = (f"{each:,.{digits}f}" for each in values)
-    return f"{typical} ({low} to {high})"
 
 
 def likely_hours(report: dict, calibration: Calibration) -> Range:
@@ -162,6 +154,12 @@ def caveats(topology: str) -> str:
         return CAVEAT
     clock = CLOCK_CAVEAT.format(chip=name, low=low, high=high[0], share=low / high[0])
     return f"{CAVEAT}\n\n{clock}"
+
+
+def factor_note(chips: Iterable[str]) -> str:
+    """Returns what the compiler's hours are to be multiplied by on each chip, as text."""
+    factors = "; ".join(f"on {chip} {calibration_of(chip)}" for chip in chips)
+    return f"Hours are the compiler's. Multiply them by: {factors}."
 
 
 def clock_footnote(names: list[str]) -> str:

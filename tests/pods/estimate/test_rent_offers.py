@@ -193,7 +193,7 @@ def test_table_has_both_names_ranges_and_why_a_slice_is_out():
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     fits, does_not, batch = (dict(zip(cells[0], row, strict=True)) for row in cells[2:])
     assert fits["slice"] == "v5e:2x4 (v5litepod-8)" and fits["fits, GiB"] == "1.0 of 16"
-    assert fits["hours"] == "2.0 (1.0-4.0) ?" and fits["price"] == "24 (12-48)"
+    assert fits["hours"] == "2.0 (1.0 to 4.0) ?" and fits["price"] == "24.0 (12.0 to 48.0)"
     assert fits["mesh"] == "8x1x1, sharded" and fits["in time"] == "yes"
     assert fits["limited by"] == "links 60%" and fits["estimate"] == "roofline"
     assert does_not["fits, GiB"].startswith("no: ") and does_not["in time"] == ""
