@@ -18,7 +18,6 @@ PUBLISHED = pathlib.Path(__file__).with_name("published.json")
 # Four rows of 512 tokens: products are then small, and what cycles do not count takes long.
 FEW_TOKENS = 4 * 512
 EXPOSED_SHARE = 0.05  # Of the computation. Exposed communication is only known as a minimum.
-UNKNOWN = (0.5, 1.0, 2.0)  # Low, factor, high, where no step is measured on any chip.
 MIN_SPREAD = 1.25
 NUMBERS = ("low", "factor", "high")  # In a file of tools/calibrate.py.
 SHAPES = ("max_seq_length", "tokens_per_device", "num_params")  # There: what was measured.
@@ -49,8 +48,6 @@ class Calibration:
     high: float
     num_measurements: int  # On this chip; 0 if the figures are of other chips.
     source: str
-    # Whether the measured times have communication and the estimated ones have not.
-    has_communication: bool = False
     measured: Mapping | None = None  # SHAPES, of a file; None: measurements of many shapes.
 
     def __str__(self) -> str:
@@ -80,29 +77,25 @@ def calibrates(measurement: dict) -> bool:
 def calibration_of(chip: str, file: str | None = None) -> Calibration:
     """Returns the calibration of a chip, from published measurements or a file.
 
-    The factor is the median of the ratios, the range their extremes. A chip without a measured step
-    has those of all chips. Fewer than three measurements say little about the range: it then
-    reaches from the factor to MIN_SPREAD times less and more, or further. Raises ValueError for a
-    `file` that is not of tools/calibrate.py, or is of another chip.
+    The factor is the median of the ratios. The range has all of them, and reaches from the factor
+    to MIN_SPREAD times less and more, or further: other programs differ by more than a few similar
+    ones. A chip without a measured step has the ratios of all chips. Raises ValueError for a `file`
+    that is not of tools/calibrate.py, or is of another chip.
     """
     if file:
         return _read_file(chip, file)
     by_chip = {}
     for measurement in filter(calibrates, read_published()):
         by_chip.setdefault(measurement["chip"], []).append(ratio(measurement))
-    if not by_chip:
-        low, factor, high = UNKNOWN
-        return Calibration(chip, factor, low, high, 0, "no step was measured")
     ratios = by_chip.get(chip, [each for own in by_chip.values() for each in own])
-    factor, low, high = statistics.median(ratios), min(ratios), max(ratios)
-    if len(ratios) < 3:
-        low, high = _widened(low, factor, high)
+    factor = statistics.median(ratios)
+    low, high = _widened(min(ratios), factor, max(ratios))
     count = len(ratios) if chip in by_chip else 0
     source = f"{count} published measurement{'s' * (count > 1)}"
     if not count:
         names = ", ".join(name for name in CHIPS if name in by_chip)
         source = f"published measurements of {names}"
-    return Calibration(chip, factor, low, high, count, source, has_communication=True)
+    return Calibration(chip, factor, low, high, count, source)
 
 
 def _widened(low: float, factor: float, high: float) -> tuple[float, float]:
@@ -143,13 +136,12 @@ def measured_range(calibration: Calibration, computation: float, exposed: float 
     """Returns the time that an estimated one is likely to take.
 
     `computation` is estimated at the clock of `CHIPS`, without communication. `exposed`
-    communication, of which only a minimum is known, is added as it is, unless the factor has it:
-    the measured steps of others include communication, their estimated computation does not.
+    communication, of which only a minimum is known, is added as it is. What the published steps
+    exposed is in the factor too: little, as their factors are near 1.
     """
-    added = 0.0 if calibration.has_communication else exposed
     return Range(
         *(
-            computation * each + added
+            computation * each + exposed
             for each in (calibration.low, calibration.factor, calibration.high)
         )
     )
@@ -184,10 +176,8 @@ def why_not_calibrated(
             f"{FEW_TOKENS:,}, four rows of 512"
         )
     if exposed > EXPOSED_SHARE * computation:
-        known = "only a minimum of it is known"
-        if calibration.has_communication:
-            known = "the factor has only that of the measured steps"
         reasons.append(
-            f"exposed communication is {exposed / computation:.0%} of the computation, and {known}"
+            f"exposed communication is {exposed / computation:.0%} of the computation, and only a "
+            "minimum of it is known"
         )
     return reasons
