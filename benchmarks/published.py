@@ -561,6 +561,11 @@ def store(entry: dict) -> None:
     calibration.PUBLISHED.write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8")
 
 
+def milliseconds(seconds: float) -> str:
+    """Returns a time in milliseconds with four digits, or with all before the point."""
+    return f"{1e3 * seconds:,.0f}" if seconds >= 1 else f"{1e3 * seconds:.4g}"
+
+
 def table(entries: list[dict]) -> str:
     """Formats stored entries as a Markdown table, and the factor of each chip as another."""
     columns = "measurement, chips, published, tokens per device, measured ms, estimated ms, ratio"
@@ -572,8 +577,8 @@ def table(entries: list[dict]) -> str:
         mark = "" if calibration.calibrates(each) else " *"
         lines.append(
             f"| `{each['name']}`{mark} | {each['num_chips']:,} | {each['figure']} | "
-            f"{each['tokens_per_device']:,} | {1e3 * each['measured_seconds']:,.4g} | "
-            f"{1e3 * each['estimated_seconds']:,.4g} | {calibration.ratio(each):.2f} |"
+            f"{each['tokens_per_device']:,} | {milliseconds(each['measured_seconds'])} | "
+            f"{milliseconds(each['estimated_seconds'])} | {calibration.ratio(each):.2f} |"
         )
     lines += ["", "| chip | measurements | factor | range |", "| --- | ---: | ---: | --- |"]
     for chip in CHIPS:

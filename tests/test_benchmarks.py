@@ -58,8 +58,9 @@ def test_every_published_measurement_is_stored_as_it_was_published(published):
     assert all(f"`{entry['name']}`" in table for entry in stored)
 
 
-def test_median_error_of_what_was_published_is_at_most_a_quarter():
-    errors = [abs(calibration.ratio(entry) - 1) for entry in calibration.read_published()]
+def test_median_error_of_published_training_steps_is_at_most_a_quarter():
+    steps = [entry for entry in calibration.read_published() if not entry["is_product"]]
+    errors = [abs(calibration.ratio(entry) - 1) for entry in steps]
     assert len(errors) >= 6 and statistics.median(errors) <= 0.25
 
 

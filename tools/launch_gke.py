@@ -58,7 +58,7 @@ POLICY = flags.DEFINE_string(
 )
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
 FLEX_START = flags.DEFINE_bool(
-    "flex_start", False, "Wait for capacity that is not preempted, for up to 7 days."
+    "flex_start", False, "Wait for flex-start capacity: not preempted, kept for at most 7 days."
 )
 RESERVATION = flags.DEFINE_string("reservation", "", "Use the capacity of this reservation.")
 QUEUE = flags.DEFINE_string("queue", "", "Local queue of Kueue, which then starts the job.")

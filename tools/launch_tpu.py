@@ -64,7 +64,7 @@ RUNTIME_VERSION = flags.DEFINE_string(
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
 RESERVED = flags.DEFINE_bool("reserved", False, "Use capacity that the project has reserved.")
 FLEX_START = flags.DEFINE_bool(
-    "flex_start", False, "Wait in the queue for capacity that is not preempted, for up to 7 days."
+    "flex_start", False, "Wait for flex-start capacity: not preempted, kept for at most 7 days."
 )
 NETWORK = flags.DEFINE_string("network", "", "Network of the hosts; the default is `default`.")
 SUBNETWORK = flags.DEFINE_string("subnetwork", "", "Subnetwork of the hosts.")

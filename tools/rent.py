@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.pods.chips import CHIPS, both_names, parse_topology, shape_name
-from bert_jax.pods.estimate import planned, rent_offers, roofline, run_hours
+from bert_jax.pods.estimate import planned, rent_offers, report_text, roofline, run_hours
 from bert_jax.pods.estimate.calibration import Calibration, calibration_of
 from bert_jax.pods.estimate.prices import KINDS, Prices, describe_prices, read_prices
 from bert_jax.pods.estimate.rent_offers import Offer, Run
@@ -63,10 +63,10 @@ CALIBRATION = flags.DEFINE_list(
     "Files of tools/calibrate.py, as CHIP=FILE. Default: what others published of each chip.",
 )
 LENGTH = flags.DEFINE_integer(
-    "max_seq_length", None, "Row length of the first phase, if no corpus is given."
+    "max_seq_length", None, "Row length of the first phase, if no corpus is given.", 1
 )
 LONG_LENGTH = flags.DEFINE_integer(
-    "long_max_seq_length", None, "Row length of later phases, if no corpus is given."
+    "long_max_seq_length", None, "Row length of later phases, if no corpus is given.", 1
 )
 
 
@@ -81,6 +81,9 @@ def check_flags() -> None:
         )
     if flags.FLAGS["preemptions_per_day"].present and not SPOT.value:
         raise ValueError("--preemptions_per_day has no effect without --spot: add it")
+    for flag in (LENGTH, LONG_LENGTH):
+        if flag.value and planned.has_corpus(config):
+            raise ValueError(f"--{flag.name} has no effect with a corpus: remove it")
     for slice_name in SLICES.value:
         if parse_topology(slice_name)[2] > 1:
             raise ValueError(
@@ -107,6 +110,8 @@ def read_calibrations(topologies: list[str]) -> dict[str, Calibration]:
         if chip not in chips or not file:
             expected = f"expected CHIP=FILE, CHIP one of {', '.join(chips)}"
             raise ValueError(f"--calibration={chip}={file}: {expected}")
+    if len(files) < len(CALIBRATION.value):
+        raise ValueError(f"--calibration={','.join(CALIBRATION.value)} has a chip twice")
     return {chip: calibration_of(chip, files.get(chip)) for chip in chips}
 
 
@@ -168,13 +173,12 @@ def run() -> bool:
         best = []
     if best:
         print()
-        offers = rent_offers.with_compiled(
-            offers,
-            best,
-            lambda each: rent_offers.compile_offer(
-                config, phases, tokenizer, works, each, offer_of
-            ),
-        )
+        offers = [
+            rent_offers.compile_offer(config, phases, tokenizer, works, each, offer_of)
+            if each in best
+            else each
+            for each in offers
+        ]
         offers = rent_offers.ranked(offers, per_chip_hour, deadline)
         print()
         show(offers)
@@ -193,13 +197,14 @@ def run() -> bool:
         print("\nThe run fits none of these slices.")
         return False
     if first.problem:
-        print("\nThe compiler rejected every slice that fits by roofline: none is the best.")
+        print("\nThe compiler rejected every slice that fits by roofline: none is recommended.")
         return False
-    changes = roofline.plan_changes(config, works, first.plan, first.topology)
+    changes = config_flags.get_override_values(flags.FLAGS["config"])
+    changes = changes | roofline.plan_changes(config, works, first.plan, first.topology)
     if first.parts.checkpoint_every != config.checkpoint_every:
         changes["checkpoint_every"] = first.parts.checkpoint_every
     file = config_flags.get_config_filename(flags.FLAGS["config"])
-    new_flags = f"--config={file} {rent_offers.format_flags(changes)}".strip()
+    new_flags = f"--config={file} {report_text.format_flags(changes)}".strip()
     print(f"\nBest: {both_names(first.topology)}, with {new_flags}")
     print(describe_parts(first.parts))
     return deadline is None or first.hours.typical <= deadline
@@ -228,12 +233,12 @@ def describe_assumptions(
             "checkpoint_every for them."
         )
     for chip, each in calibrations.items():
-        lines.append(f"{chip}: times are the compiler's times {each}.")
+        lines.append(f"{chip}: compiler's estimate x {each}.")
         if CHIPS[chip].max_clock_hz:
             clocks = " to ".join(f"{clock / 1e6:.0f}" for clock in CHIPS[chip].clocks_hz)
             lines.append(
-                f"{chip}: its clock is not published, {clocks} MHz agree with its peak; hours and "
-                "prices are at the slowest, which published products fit."
+                f"{chip}: its clock is not published, its peak allows {clocks} MHz; hours and "
+                "prices are at the slowest, which published times fit."
             )
     for each in offers:
         if each.doubts:

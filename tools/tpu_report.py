@@ -52,11 +52,13 @@ LENGTH = flags.DEFINE_integer(
     "max_seq_length",
     None,
     "Row length of the first phase, if no corpus is given. Default: the configuration's, or 128.",
+    1,
 )
 LONG_LENGTH = flags.DEFINE_integer(
     "long_max_seq_length",
     None,
     "Row length of later phases, if no corpus is given. Default: the configuration's, or 512.",
+    1,
 )
 DOCUMENT_TOKENS = flags.DEFINE_integer(
     "document_tokens",
@@ -236,7 +238,7 @@ def advise(
     for changes, report in pod_report.try_smaller_steps(
         config, topology, phases, tokenizer, failed
     ):
-        new_flags = " ".join(f"--config.{field}={value}" for field, value in changes.items())
+        new_flags = report_text.format_flags(changes)
         if report["fits"]:
             hours = report_text.likely_hours(report, calibration)
             print(f"In {hours} hours. This fits: {new_flags}")

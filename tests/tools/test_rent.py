@@ -35,7 +35,7 @@ def test_roofline_ranks_slices_under_both_names_and_says_what_to_set(tmp_path):
     prices.write_text(text, encoding="utf-8")
     slices = "--chips=v4-8,v5e-8,v5e:2x4,v4-2048,v6e:1x1"
     spot = "--spot", "--preemptions_per_day=6", f"--prices={prices}", "--deadline=30d"
-    result = rent(slices, *spot, "--compile=0")
+    result = rent(slices, *spot, "--compile=0", "--config.eval_every=50")
     assert result.returncode == 0 and result.stderr == "", result.stderr
     rows = cells([line for line in result.stdout.splitlines() if line.startswith("|")])
     assert {row["slice"] for row in rows} == {
@@ -44,11 +44,11 @@ def test_roofline_ranks_slices_under_both_names_and_says_what_to_set(tmp_path):
     assert rows[-1]["fits, GiB"].startswith("no: batches of 256 rows do not divide over 1024")
     assert rows[-2]["slice"] == "v6e:1x1 (v6e-1)" and rows[-2]["price"] == ""
     assert all(row["estimate"] == "roofline" for row in rows[:-1])
-    assert f"{prices}, of 2026-01-01" in result.stdout and "yours to check" in result.stdout
+    assert f"{prices}, of 2026-01-01" in result.stdout and "check them at https://" in result.stdout
     assert "6 preemptions per day are assumed" in result.stdout
     (best,) = [line for line in result.stdout.splitlines() if line.startswith("Best: ")]
     assert best.startswith(f"Best: {rows[0]['slice']}, with {TINY} ")
-    assert "--config.checkpoint_every=" in best
+    assert "--config.checkpoint_every=" in best and " --config.eval_every=50 " in best
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
@@ -77,6 +77,9 @@ def test_wrong_flags_end_in_one_line_not_a_traceback(tmp_path):
         f"--chips=v4-8 --prices={prices}": f"{prices}: currency=None: expected",
         "--chips=v4-8 --prices=/nowhere": "/nowhere",
         "--chips=v4-8 --calibration=v5e=a.json": "--calibration=v5e=a.json: expected CHIP=FILE",
+        "--chips=v5e-8 --calibration=v5e=a,v5e=b": "--calibration=v5e=a,v5e=b has a chip twice",
+        "--chips=v4-8 --max_seq_length=0": "--max_seq_length=0",
+        "--chips=v4-8 --config.corpus=a --max_seq_length=64": "no effect with a corpus",
         "--chips=v4-8 --config.batch_size=0": "batch_size",
         f"--chips=v4-8 --config={ROOT}/configs/finetune/squad.py": "of a pre-training run",
     }

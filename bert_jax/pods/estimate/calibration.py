@@ -18,6 +18,7 @@ PUBLISHED = pathlib.Path(__file__).with_name("published.json")
 # Four rows of 512 tokens: products are then small, and what cycles do not count takes long.
 FEW_TOKENS = 4 * 512
 EXPOSED_SHARE = 0.05  # Of the computation. Exposed communication is only known as a minimum.
+FEW_MEASUREMENTS = 2  # Of others, below which a factor is not trusted.
 MIN_SPREAD = 1.25
 NUMBERS = ("low", "factor", "high")  # In a file of tools/calibrate.py.
 SHAPES = ("max_seq_length", "tokens_per_device", "num_params")  # There: what was measured.
@@ -33,7 +34,7 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         """Returns "3.1 (1.6 to 6.2)": what is typical, and the range."""
-        digits = 1 if self.typical < 100 else 0
+        digits = 2 if self.typical < 1 else 1 if self.typical < 100 else 0
         low, typical, high = (f"{each:,.{digits}f}" for each in self)
         return f"{typical} ({low} to {high})"
 
@@ -53,10 +54,6 @@ class Calibration:
     def __str__(self) -> str:
         """Returns the factor, its range and its source: "1.1 (0.9 to 1.2): FILE, measured ..."."""
         return f"{self.factor:.2f} ({self.low:.2f} to {self.high:.2f}): {self.source}"
-
-    @property
-    def is_measured(self) -> bool:
-        return self.num_measurements > 0
 
 
 def read_published() -> list[dict]:
@@ -168,12 +165,13 @@ def why_not_calibrated(
             low, high = sorted((found, measured[name]))
             if high > low * (SAME_PARAMS if name == "num_params" else 1):
                 reasons.append(f"{name} is {found:,}, but {measured[name]:,} was measured")
-    if not calibration.is_measured:
-        reasons.append(f"no measured step of {calibration.chip} is known")
+    if not measured and calibration.num_measurements < FEW_MEASUREMENTS:
+        count = calibration.num_measurements or "no"
+        reasons.append(f"{count} measured step of {calibration.chip} is known")
     if not calibration.measured and tokens_per_device <= FEW_TOKENS:
         reasons.append(
-            f"{tokens_per_device:,.0f} tokens per device and microbatch are few: at most "
-            f"{FEW_TOKENS:,}, four rows of 512"
+            f"{tokens_per_device:,.0f} tokens per device and microbatch: factors hold above "
+            f"{FEW_TOKENS:,}"
         )
     if exposed > EXPOSED_SHARE * computation:
         reasons.append(

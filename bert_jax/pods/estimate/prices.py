@@ -29,7 +29,8 @@ def read_prices(file: str) -> Prices:
         raise ValueError(f"{file} is not a file like configs/tpu_prices.toml: {error}") from error
     date, currency = stored.get("date"), stored.get("currency")
     if not isinstance(date, datetime.date) or isinstance(date, datetime.datetime):
-        raise ValueError(f"{file}: date={date}: expected the day of the prices: date = 2026-11-30")
+        expected = "expected a day, not a text in quotes or a time: date = 2026-11-30"
+        raise ValueError(f"{file}: date={date}: {expected}")
     if not isinstance(currency, str) or not currency:
         raise ValueError(f'{file}: currency={currency}: expected a text, such as currency = "USD"')
     if unknown := stored.keys() - {"date", "currency", *KINDS}:
@@ -45,7 +46,7 @@ def read_prices(file: str) -> Prices:
                 raise ValueError(f"{file}: [{kind}] has no chip {chip!r}: expected one of {known}")
             is_number = isinstance(price, int | float) and not isinstance(price, bool)
             if not is_number or not 0 <= price < math.inf:
-                expected = "expected the price of a chip for an hour, at least 0"
+                expected = "expected a number, at least 0, not in quotes"
                 raise ValueError(f"{file}: [{kind}] {chip}={price}: {expected}")
     return Prices(date, currency, {kind: stored[kind] for kind in KINDS})
 
@@ -55,6 +56,6 @@ def describe_prices(prices: Prices, file: str, today: datetime.date) -> str:
     age = (today - prices.date).days
     old = f", {age} days old" if age > MAX_AGE_DAYS else ""
     return (
-        f"Prices in {prices.currency} are those of {file}, of {prices.date}{old}: they are yours "
-        "to check, at https://cloud.google.com/tpu/pricing"
+        f"Prices in {prices.currency} are those of {file}, of {prices.date}{old}: check "
+        "them at https://cloud.google.com/tpu/pricing"
     )

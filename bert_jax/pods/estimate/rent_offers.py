@@ -3,7 +3,7 @@
 import datetime
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from bert_jax.pods.estimate.calibration import (
     measured_range,
     why_not_calibrated,
 )
+from bert_jax.pods.estimate.report_text import format_flags
 from bert_jax.pods.estimate.roofline import (
     ERROR,
     RECOMPUTED,
@@ -193,18 +194,6 @@ def compile_offer(
     return Offer(topology, problem="no step that was compiled fits")
 
 
-def with_compiled(
-    offers: Sequence[Offer], best: Sequence[Offer], compiled: Callable[[Offer], Offer]
-) -> list[Offer]:
-    """Returns `offers`, of which what `compiled` returns replaces each of `best`."""
-    return [compiled(each) if each in best else each for each in offers]
-
-
-def format_flags(changes: Mapping) -> str:
-    """Returns changes of a configuration as flags."""
-    return " ".join(f"--config.{field}={value}" for field, value in changes.items())
-
-
 def what_limits(works: Sequence[Work], plan: Plan) -> str:
     """Returns what takes the most time of all steps, with its share."""
     totals = [
@@ -297,13 +286,13 @@ def table_row(offer: Offer, per_chip_hour: float | None, deadline: float | None)
         return [both_names(offer.topology), "no: " + offer.problem, *[""] * (len(COLUMNS) - 2)]
     layout, devices = offer.plan.layout, num_devices(offer.topology)
     used = max(step.hbm_bytes for step in offer.plan.steps) / GIB
-    usable = CHIPS[parse_topology(offer.topology)[0]].usable_hbm_bytes / GIB
+    capacity = CHIPS[parse_topology(offer.topology)[0]].hbm_bytes / GIB
     mesh = f"{devices // layout.fsdp}x{layout.fsdp}x1"
     price = price_of(offer, per_chip_hour)
     fits = offer.plan.fits
     return [
         both_names(offer.topology),
-        f"{'' if fits else 'no: '}{used:.1f} of {usable:.0f}",
+        f"{'' if fits else 'no: '}{used:.1f} of {capacity:.0f}",
         ", ".join(map(str, dict.fromkeys(offer.plan.rows))),
         layout.remat,
         mesh + (", sharded" if layout.sharded else ""),

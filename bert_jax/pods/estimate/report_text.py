@@ -1,6 +1,6 @@
 """Formats the reports of `pod_report` as text and as rows of a table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
 from bert_jax.pods.estimate.calibration import (
@@ -37,7 +37,7 @@ CLOCK_CAVEAT = (
     "THE CLOCK IS AN ASSUMPTION: Google does not publish that of {chip}. {low} MHz is the slowest\n"
     "that agrees with its peak: there a product of 8192 x 8192 matrices takes {share:.0%} of it. "
     "{high} MHz is\nthe fastest: there the product takes all of it. Likely hours and prices are at "
-    "{low} MHz,\nwhich published products fit."
+    "{low} MHz,\nwhich published times fit."
 )
 FOOTNOTE = (
     "\n\\* Too low: custom kernels have no estimate, and a loop with an unknown trip count is "
@@ -91,7 +91,7 @@ def format_verdict(
     lines = [
         f"FITS {both_names(report['topology'])}: {used / GIB:.1f} of {capacity / GIB:.0f} GiB per "
         "device",
-        f"hours: {hours}, of steps alone; the compiler's times {calibration}",
+        f"hours: {hours}, of training steps alone; compiler's estimate x {calibration}",
         f"{name}: {price}{hint}",
     ]
     if doubts := reasons_for_doubt(report, calibration):
@@ -157,9 +157,12 @@ def caveats(topology: str) -> str:
 
 
 def factor_note(chips: Iterable[str]) -> str:
-    """Returns what the compiler's hours are to be multiplied by on each chip, as text."""
-    factors = "; ".join(f"on {chip} {calibration_of(chip)}" for chip in chips)
-    return f"Hours are the compiler's. Multiply them by: {factors}."
+    """Returns how long computation took on each real chip, relative to the compiler's hours."""
+    factors = "; ".join(f"{chip} {calibration_of(chip)}" for chip in chips)
+    return (
+        "Hours are the compiler's estimates. Real chips take, for computation without exposed "
+        f"collectives, these times as long: {factors}."
+    )
 
 
 def clock_footnote(names: list[str]) -> str:
@@ -315,6 +318,11 @@ def flops_ratio(phase: dict) -> float:
 
 def has_missing_cycles(phase: dict) -> bool:
     return bool(phase["loops_counted_once"]) or "tpu_custom_call" in phase["without_estimate"]
+
+
+def format_flags(changes: Mapping) -> str:
+    """Returns changes of a configuration as flags."""
+    return " ".join(f"--config.{field}={value}" for field, value in changes.items())
 
 
 def exposed_hours(report: dict) -> float:

@@ -317,7 +317,7 @@ def test_report_begins_with_verdict_hours_and_price(monkeypatch):
         report, MEASURED, 2.0
     ).splitlines()
     assert verdict == "FITS v4:2x2x2 (v4-16): 0.0 of 32 GiB per device"
-    assert likely.startswith(f"hours: {hours}, of steps alone")
+    assert likely.startswith(f"hours: {hours}, of training steps alone")
     assert "three measurements" in likely
     prices = Range(*(2.0 * report["num_chips"] * each for each in hours))
     assert report_text.likely_price(report, MEASURED, 2.0) == pytest.approx(prices)
@@ -372,7 +372,7 @@ def test_sweep_names_the_best_mesh_at_both_clocks_where_they_differ(monkeypatch,
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("best: mesh 16x1x1")
     assert lines[3].startswith("best at the fastest clock that the peak allows: mesh 4x4x1")
-    assert lines[-1].startswith("Hours are the compiler's. Multiply them by: on v6e ")
+    assert lines[-1].startswith("Hours are the compiler's estimates. ") and ": v6e " in lines[-1]
 
 
 def test_footnote_of_a_table_says_what_another_clock_changes():

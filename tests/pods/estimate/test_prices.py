@@ -26,8 +26,8 @@ def test_prices_say_their_date_and_that_they_are_to_be_checked(tmp_path):
         describe_prices(prices, "prices.toml", prices.date + datetime.timedelta(days=days))
         for days in (5, 31)
     )
-    assert "prices.toml, of 2026-11-30: they are yours to check" in new
-    assert "of 2026-11-30, 31 days old: they" in old
+    assert "prices.toml, of 2026-11-30: check them at https://" in new
+    assert "of 2026-11-30, 31 days old: check" in old
 
 
 def test_example_is_valid():
