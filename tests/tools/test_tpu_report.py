@@ -396,6 +396,29 @@ def test_table_of_all_pods_shows_wrong_flops_and_missing_cycles(tmp_path):
 
 
 @needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pod_base.py:v4", "pod_large.py:v4"])
+def test_row_of_the_committed_table_still_holds(name, tmp_path):
+    page = (ROOT / "docs/log/2026-11-tpu-configurations.md").read_text(encoding="utf-8")
+    columns, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith(("| configuration |", f"| `{name}` |"))
+    )
+    stored = dict(zip(columns, rows[0], strict=True))
+    config = f"--config={ROOT}/configs/pretrain/{name}"
+    result = run_tool(config, "--phases=first", f"--json={tmp_path}/report.json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["topology"] == stored["topology"]
+    assert report["max_seq_length"] == int(stored["length"])
+    cycles = float(stored["cycles per row"].replace(",", ""))
+    assert report["cycles_per_row"] == pytest.approx(cycles, rel=0.02)
+    memory = float(stored["HBM, GiB"].partition(" of ")[0])
+    assert report["hbm_bytes_per_device"] / 2**30 == pytest.approx(memory, abs=0.1)
+
+
+@needs_compiler
 def test_installed_compiler_does_not_disturb_plain_cpu_use():
     code = "import bert_jax, jax; print(jax.devices()[0].platform)"
     result = run_python("-c", code, unset="JAX_PLATFORMS")
