@@ -59,7 +59,9 @@ LARGE_HEADS = (512, 128)
 LONG_LENGTHS = (1024, 2048)
 WINDOW = 64  # Of ModernBERT, on each side.
 SEGMENTED = "v4", 8192  # The chip with such rows, which have the same loops in all lengths.
-GATED = (4096, 1152, 768)  # Tokens, inner and hidden size of the gated network of ModernBERT-base.
+# Tokens, inner and hidden size of the gated networks of ModernBERT-base, and of Ettin's with 17 and
+# 68 million parameters; the sizes of the others do not divide, or do not fit.
+GATED = ((4096, 1152, 768), (4096, 384, 256), (4096, 768, 512))
 
 
 class Shape(NamedTuple):
@@ -118,7 +120,7 @@ def shapes(chip: str) -> list[Shape]:
             for activation in activations(*sizes)
             if sublayer_kernel.block_sizes(*sizes, dtype)
         ]
-        found.append(Shape(False, "bfloat16", GATED, "gelu", is_gated=True))
+        found += [Shape(False, "bfloat16", sizes, "gelu", is_gated=True) for sizes in GATED]
     return list({entry(shape): shape for shape in found}.values())
 
 
