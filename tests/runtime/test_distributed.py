@@ -316,8 +316,16 @@ def test_comparison_of_programs_covers_every_folder_of_the_package(monkeypatch, 
     assert first_hash != second_hash
 
 
+@pytest.fixture
+def heeded_sighup():
+    """Sets the default handler, also where nohup runs the tests."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signal_stops_the_run_after_its_step(number):
+def test_signal_stops_the_run_after_its_step(heeded_sighup, number):
     handlers = {each: signal.getsignal(each) for each in (number, signal.SIGHUP)}
     with contextlib.closing(distributed.StopRequest()) as stop_request:
         assert not stop_request.should_stop()
