@@ -175,7 +175,7 @@ def why_not_calibrated(
         )
     if exposed > EXPOSED_SHARE * computation:
         reasons.append(
-            f"exposed communication is {exposed / computation:.0%} of the computation, and only a "
-            "minimum of it is known"
+            f"in rows of {length} tokens exposed communication is {exposed / computation:.0%} of "
+            "the computation, and only a minimum of it is known"
         )
     return reasons
