@@ -480,9 +480,9 @@ def quick_blocks(splash: Splash | None) -> Splash | None:
     The one kernel for all gradients writes those of the queries once for each block of keys, which
     the program then sums: the number of these blocks stays.
     """
-    if splash is None or not splash.is_fused:
-        return splash and Splash(128, 128, 128, 128)
-    return Splash(128, 128, 128, splash.kv_dkv, is_fused=True)
+    if splash is None:
+        return None
+    return Splash(128, 128, 128, splash.kv_dkv if splash.is_fused else 128, splash.is_fused)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ PUBLISHED = pathlib.Path(__file__).with_name("published.json")
 # Four rows of 512 tokens: products are then small, and what cycles do not count takes long.
 FEW_TOKENS = 4 * 512
 EXPOSED_SHARE = 0.05  # Of the computation. Exposed communication is only known as a minimum.
-FEW_MEASUREMENTS = 2  # Of others, below which a factor is not trusted.
+MIN_MEASUREMENTS = 2  # Of others; a factor of fewer is not trusted.
 MIN_SPREAD = 1.25
 NUMBERS = ("low", "factor", "high")  # In a file of tools/calibrate.py.
 SHAPES = ("max_seq_length", "tokens_per_device", "num_params")  # There: what was measured.
@@ -165,14 +165,15 @@ def why_not_calibrated(
             low, high = sorted((found, measured[name]))
             if high > low * (SAME_PARAMS if name == "num_params" else 1):
                 reasons.append(f"{name} is {found:,}, but {measured[name]:,} was measured")
-    if not measured and calibration.num_measurements < FEW_MEASUREMENTS:
-        count = calibration.num_measurements or "no"
-        reasons.append(f"{count} measured step of {calibration.chip} is known")
-    if not calibration.measured and tokens_per_device <= FEW_TOKENS:
-        reasons.append(
-            f"{tokens_per_device:,.0f} tokens per device and microbatch: factors hold above "
-            f"{FEW_TOKENS:,}"
-        )
+    else:
+        if calibration.num_measurements < MIN_MEASUREMENTS:
+            count = "only one" if calibration.num_measurements else "no"
+            reasons.append(f"{count} measured step of {calibration.chip} is known")
+        if tokens_per_device <= FEW_TOKENS:
+            reasons.append(
+                f"{tokens_per_device:,.0f} tokens per device and microbatch: factors hold above "
+                f"{FEW_TOKENS:,}"
+            )
     if exposed > EXPOSED_SHARE * computation:
         reasons.append(
             f"in rows of {length} tokens exposed communication is {exposed / computation:.0%} of "

@@ -1,5 +1,6 @@
 """Formats the reports of `pod_report` as text and as rows of a table."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 
 from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
@@ -321,8 +322,8 @@ def has_missing_cycles(phase: dict) -> bool:
 
 
 def format_flags(changes: Mapping) -> str:
-    """Returns changes of a configuration as flags."""
-    return " ".join(f"--config.{field}={value}" for field, value in changes.items())
+    """Returns changes of a configuration as flags, quoted for a shell."""
+    return shlex.join(f"--config.{field}={value}" for field, value in changes.items())
 
 
 def exposed_hours(report: dict) -> float:

@@ -375,6 +375,11 @@ def test_sweep_names_the_best_mesh_at_both_clocks_where_they_differ(monkeypatch,
     assert lines[-1].startswith("Hours are the compiler's estimates. ") and ": v6e " in lines[-1]
 
 
+def test_flags_can_be_pasted_into_a_shell():
+    flags = report_text.format_flags({"corpus": "my dir", "batch_size": 8})
+    assert flags == "'--config.corpus=my dir' --config.batch_size=8"
+
+
 def test_footnote_of_a_table_says_what_another_clock_changes():
     assert report_text.clock_footnote([]) == ""
     note = report_text.clock_footnote(["v6e"])
