@@ -89,11 +89,10 @@ report-test: .venv/compiler
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py tests/tools/test_rent.py \
 		tests/sharding/test_mesh.py
 
-# Compiles every pod configuration, for hours, and writes the table of docs/log. Stopped, it goes on
-# with the next configuration.
+# Compiles what the tables of docs/tpu.md and its log show, for hours, and writes them. Stopped, it
+# goes on with the next report.
 tpu-tables: .venv/compiler
-	JAX_PLATFORMS=cpu $(BIN)/python tools/tpu_report.py --all --reports=runs/tpu_tables \
-		--markdown=docs/log/2026-11-tpu-configurations.md
+	JAX_PLATFORMS=cpu $(BIN)/python tools/tpu_tables.py
 
 # Validates the JobSet of tools/launch_gke.py with the schemas of Kubernetes and JobSet.
 JOBSET := https://raw.githubusercontent.com/kubernetes-sigs/jobset/v0.12.0

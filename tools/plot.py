@@ -18,7 +18,7 @@ from absl import app, flags
 from bert_jax.configs.pretrain.fields import phases_of
 from bert_jax.runtime.buckets import is_bucket
 from bert_jax.runtime.command_line import describe_error, parse_flags
-from bert_jax.training.health import Alarm, all_alarms
+from bert_jax.training.health import Alarm, all_alarms, unchecked_alarms
 
 matplotlib.use("Agg")
 from matplotlib import pyplot, ticker
@@ -140,14 +140,18 @@ def starts_of_later_phases(workdir: pathlib.Path) -> tuple[int, ...]:
     return tuple(itertools.accumulate(lengths))[:-1]
 
 
-def read_alarms(workdir: pathlib.Path) -> list[Alarm]:
-    """Returns the alarms of a run of pre-training; none of another run, nor without config.json."""
+def read_alarms(workdir: pathlib.Path) -> tuple[list[Alarm], dict[str, str]] | None:
+    """Returns the alarms of a run of pre-training, and what `unchecked_alarms` returns.
+
+    None for another run, or without config.json.
+    """
     path = workdir / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if "corpus" not in config:
-        return []
-    lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return all_alarms([json.loads(line) for line in lines], config)
+        return None
+    text = (workdir / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    return all_alarms(lines, config), unchecked_alarms(lines)
 
 
 def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
@@ -171,7 +175,7 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     run_colors = dict(zip(workdirs, itertools.cycle(RUN_COLORS)))
     baselines = [read_baselines(workdir, panels) for workdir, panels in runs]
     phases = {starts_of_later_phases(workdir) for workdir in workdirs}
-    alarms = [] if several else read_alarms(*workdirs)
+    alarms, _ = (not several and read_alarms(*workdirs)) or ([], {})
     for axis, name in itertools.zip_longest(axes.flat, names):
         if name is None:
             axis.remove()
@@ -206,6 +210,8 @@ def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
         axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5, integer=True))
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
+        if name == "data_wait_seconds":
+            axis.set_yscale("log")  # The first wait of a phase is far longer than all others.
         if name == "learning_rate":
             axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     labeled = {}  # The panels share their curves.
@@ -240,12 +246,23 @@ def main(argv: list[str], output: str | None = None) -> None:
         sys.exit(f"plot: {describe_error(error)}")
     print(output)
     for workdir, found in alarms.items():
-        for name in dict.fromkeys(alarm.name for alarm in found):
-            same = [alarm for alarm in found if alarm.name == name]
-            steps = f"step {same[-1].step:,}"
-            if len(same) > 1:
-                steps += f" and {len(same) - 1} times before, since step {same[0].step:,}"
-            print(f"{workdir}, {steps}: {same[-1].text}")
+        if found is not None:
+            print_alarms(workdir, *found)
+
+
+def print_alarms(workdir: pathlib.Path, alarms: list[Alarm], unchecked: dict[str, str]) -> None:
+    """Prints a line for each kind of alarm, and those that the metrics cannot raise."""
+    for name in dict.fromkeys(alarm.name for alarm in alarms):
+        same = [alarm for alarm in alarms if alarm.name == name]
+        steps = f"step {same[-1].step:,}"
+        if len(same) > 1:
+            steps += f" and {len(same) - 1} times before, since step {same[0].step:,}"
+        print(f"{workdir}, {steps}: {same[-1].text}")
+    if not alarms:
+        print(f"{workdir}: no alarms")
+    if unchecked:
+        missing = ", ".join(f"{name} ({metric})" for name, metric in unchecked.items())
+        print(f"{workdir}: not checked, as its reports lack the metric: {missing}")
 
 
 if __name__ == "__main__":

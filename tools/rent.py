@@ -241,8 +241,8 @@ def describe_assumptions(
                 "prices are at the slowest, which published times fit."
             )
     for each in offers:
-        if each.doubts:
-            lines.append(f"? {each.topology}: {'; '.join(each.doubts)}.")
+        if each.not_calibrated:
+            lines.append(f"? {each.topology} is not calibrated: {'; '.join(each.not_calibrated)}.")
     return "\n".join(lines)
 
 

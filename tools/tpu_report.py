@@ -7,7 +7,6 @@ python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4 --json=repo
 python tools/tpu_report.py --config=configs/pretrain/bert_large.py --topology=v4:4x4x4 --sweep
 python tools/tpu_report.py --config=configs/sweeps/paper.py:glue:mrpc --topology=v4:2x2x4
 python tools/tpu_report.py --config=configs/finetune/contrastive.py --topology=v5e:2x4
-python tools/tpu_report.py --all --markdown=docs/log/2026-11-tpu-configurations.md
 
 For a fine-tuning run or a sweep it compares stacks of trials on one chip and on all; for a
 bi-encoder it compiles one run on all chips.
@@ -43,9 +42,9 @@ CONFIG = define_config(HELP, known_fields)
 TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "TPU topology to compile for, such as v4:4x4x4 or v4-128. Default: for a configuration of "
-    "--all, the one in that table, of the chip after the colon, such as pod_base.py:v5e; v4 if "
-    "none is named.",
+    "TPU topology to compile for, such as v4:4x4x4 or v4-128. Default: for a configuration of a "
+    "pod, as many chips as its paper used, of the chip after the colon, such as pod_base.py:v5e; "
+    "v4 if none is named.",
 )
 PHASES = flags.DEFINE_enum("phases", "all", ["all", "first", "last"], "Phases to compile.")
 LENGTH = flags.DEFINE_integer(
@@ -98,14 +97,6 @@ MESHES = flags.DEFINE_list(
     "sweep_meshes", ["-1x1x1", "-1x4x1"], "Meshes to compare, each as data x fsdp x tensor."
 )
 REMAT = flags.DEFINE_list("sweep_remat", list(CHOICES["remat"]), "Remat policies to compare.")
-ALL = flags.DEFINE_bool("all", False, "Report every pod configuration, in one table.")
-MARKDOWN = flags.DEFINE_string("markdown", None, "Markdown file to write the table of --all to.")
-REPORTS = flags.DEFINE_string(
-    "reports",
-    None,
-    "Directory that keeps the report of each configuration of --all, so that the same command "
-    "continues after a stop. Those of other code or another compiler are compiled again.",
-)
 
 # Flags that have no effect, by mode.
 REPORT_FLAGS = (
@@ -121,8 +112,6 @@ SWEEP_FLAGS = ("sweep_meshes", "sweep_remat")
 PRETRAINING_FLAGS = (
     *SWEEP_FLAGS,
     "sweep",
-    "markdown",
-    "reports",
     "phases",
     "max_seq_length",
     "long_max_seq_length",
@@ -131,18 +120,17 @@ PRETRAINING_FLAGS = (
 )
 FINETUNING_FLAGS = ("model_size", "train_examples")
 UNUSED_FLAGS = {
-    "a single report": (*SWEEP_FLAGS, "markdown", "reports", *FINETUNING_FLAGS),
-    "--sweep": (*REPORT_FLAGS, "markdown", "reports", *FINETUNING_FLAGS),
+    "a single report": (*SWEEP_FLAGS, *FINETUNING_FLAGS),
+    "--sweep": (*REPORT_FLAGS, *FINETUNING_FLAGS),
     "a configuration of trials": (*REPORT_FLAGS[1:], *PRETRAINING_FLAGS, "train_examples"),
     "a bi-encoder": PRETRAINING_FLAGS,
-    "--all": (*REPORT_FLAGS, *SWEEP_FLAGS, "sweep", "config", "topology", *FINETUNING_FLAGS),
 }
 
 
 def check_flags() -> None:
     """Raises ValueError for a flag without effect, or a file that cannot be written."""
-    mode = "--all" if ALL.value else "--sweep" if SWEEP.value else "a single report"
-    if not ALL.value and has_trials(CONFIG.value):
+    mode = "--sweep" if SWEEP.value else "a single report"
+    if has_trials(CONFIG.value):
         mode = "a bi-encoder" if is_bi_encoder(CONFIG.value) else "a configuration of trials"
     unused = dict.fromkeys(UNUSED_FLAGS[mode], mode)
     if has_corpus(CONFIG.value):
@@ -150,15 +138,13 @@ def check_flags() -> None:
     for name, reason in unused.items():
         if flags.FLAGS[name].present:
             raise ValueError(f"--{name} has no effect with {reason}: remove it")
-    for flag in (JSON, DUMP_HLO, MARKDOWN):
+    for flag in (JSON, DUMP_HLO):
         if flag.value is None:
             continue
         path = pathlib.Path(flag.value)
         existing = path if path.exists() else path.parent
         if path.is_dir() or not os.access(existing, os.W_OK):
             raise ValueError(f"--{flag.name}={path} cannot be written: expected a writable file")
-    if MARKDOWN.value:
-        pod_table.check_page(pathlib.Path(MARKDOWN.value))
 
 
 def has_trials(config: ConfigDict | None) -> bool:
@@ -183,11 +169,9 @@ def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
 def run() -> bool:
     """Runs what the flags select. Returns whether everything fits, or in a sweep anything."""
     check_flags()
-    if ALL.value:
-        return pod_table.report_all(plan_phases, MARKDOWN.value, REPORTS.value)
     config = CONFIG.value
     if config is None:
-        raise ValueError("expected --config=FILE or --all")
+        raise ValueError("expected --config=FILE")
     config_file = config_flags.get_config_filename(flags.FLAGS["config"])
     topology = TOPOLOGY.value or pod_table.default_topology(config_file)
     if not topology:
@@ -213,12 +197,7 @@ def run() -> bool:
         options["document_tokens"] = DOCUMENT_TOKENS.value
         report = pod_report.report(config, topology, phases, tokenizer, **options)
     if report["fits"]:
-        hours = report_text.likely_hours(report, calibration)
-        report |= {"likely_hours": hours._asdict(), "calibration": vars(calibration)}
-        report["doubts"] = report_text.reasons_for_doubt(report, calibration)
-        if PRICE.value is not None:
-            price = report_text.likely_price(report, calibration, PRICE.value)
-            report["likely_price"] = price._asdict()
+        report |= report_text.likely_figures(report, calibration, PRICE.value)
     print(report_text.format_report(report, calibration, PRICE.value), flush=True)
     if not report["fits"] and ADVISE.value and not has_trials(config):
         report["advice"] = advise(config, topology, phases, tokenizer, report, calibration)

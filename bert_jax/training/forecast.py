@@ -41,10 +41,9 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
     """Returns the estimated speed of each phase by its name, as the metrics of its reports.
 
     `path` is of the JSON file of tools/tpu_report.py, or "": no phase has an estimate. Nor has one
-    that the file lacks. The time of a step includes collectives that are not overlapped; its
-    computation is multiplied by the factor between measurements and estimates on this chip, and for
-    the lowest speed by the highest such factor. Raises ValueError if the file is of other devices,
-    of none of these phases, or of another model, whose rows take other FLOPs.
+    that the file lacks. A step takes what the file says it is likely to, and at the lowest speed
+    the most of that range. Raises ValueError if the file is of other devices, of none of these
+    phases, or of another model, whose rows take other FLOPs.
     """
     estimates = {each.phase.name: {} for each in setup.phases}
     if not path:
@@ -52,13 +51,15 @@ def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float
     try:
         report = json.loads(as_path(path).read_text(encoding="utf-8"))
         devices = report["device_kind"], report["num_devices"]
+        steps = ()
+        if report["fits"]:
+            steps = zip(report["phases"], report["likely_step_seconds"], strict=True)
         seconds = {
-            (phase["max_seq_length"], phase["batch_size"], float(phase["model_flops_per_row"])): [
-                report["calibration"][name] * phase["step_seconds"] + phase["exposed_seconds"]
-                for name in ("factor", "high")
-            ]
-            for phase in report["phases"]
-            if report["fits"]
+            (phase["max_seq_length"], phase["batch_size"], float(phase["model_flops_per_row"])): (
+                float(likely["typical"]),
+                float(likely["high"]),
+            )
+            for phase, likely in steps
         }
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

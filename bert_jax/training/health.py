@@ -168,6 +168,18 @@ def all_alarms(lines: Sequence[Line], config: Mapping) -> list[Alarm]:
     return alarms
 
 
+def unchecked_alarms(lines: Sequence[Line]) -> dict[str, str]:
+    """Returns the alarms that no line can raise, each with the metric that all lines lack.
+
+    It may be of a later version, of runs of several processes, or need `config.estimate`.
+    """
+    return {
+        name: metric
+        for name, metric in METRICS.items()
+        if not any(metric in line for line in lines)
+    }
+
+
 def _raised(lines: Sequence[Line], config: Mapping) -> dict[str, str]:
     texts = {name: alarm(lines, config) for name, alarm in ALARMS.items()}
     return {name: text for name, text in texts.items() if text}
@@ -321,4 +333,12 @@ ALARMS: dict[str, Callable[[Sequence[Line], Mapping], str]] = {
     "input-bound": _input_bound,
     "slow host": _slow_host,
     "slow": _slow,
+}
+# What the lines need to have for an alarm to be raised.
+METRICS = {
+    "loss spike": "train/loss_spikes",
+    "plateau": "heldout/unigram_entropy",
+    "input-bound": "step_seconds",
+    "slow host": "slowest_process",
+    "slow": "lowest_estimated_rows_per_second",
 }

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from bert_jax.tools import plot
+from bert_jax.training import health
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +75,21 @@ def test_alarms_are_marked_and_printed(tmp_path, monkeypatch, capsys):
     write_metrics(pathlib.Path("b"), "train/loss train/mlm_loss heldout/unigram_entropy")
     assert curves(pathlib.Path("b"))["masked-LM loss (nats)"] == ["train", "unigram entropy"]
     plot.main(["plot", "a", "b"])
-    path, printed = capsys.readouterr().out.splitlines()
+    path, printed, unchecked = capsys.readouterr().out.splitlines()
     assert path == "curves.png"
     assert printed.startswith("a, step 20: the loss has a spike, of up to 9.000")
+    assert unchecked.startswith("a: not checked") and "slow host (slowest_process)" in unchecked
+    assert "loss spike" not in unchecked
+
+
+def test_healthy_run_has_no_alarms_and_all_were_checked(tmp_path, capsys):
+    write_run_with_a_spike(tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    line = {"step": 10, "train/loss": 5.0, "heldout/perplexity": 2.0}
+    line |= dict.fromkeys(health.METRICS.values(), 1) | {"train/loss_spikes": 0}
+    metrics.write_text(json.dumps(line) + "\n")
+    plot.main(["plot", str(tmp_path / "run"), str(tmp_path / "run")], str(tmp_path / "a.png"))
+    assert capsys.readouterr().out.splitlines()[1:] == [f"{tmp_path / 'run'}: no alarms"]
 
 
 def test_starts_of_later_phases_are_marked_in_each_panel(tmp_path):

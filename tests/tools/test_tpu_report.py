@@ -289,7 +289,6 @@ def test_invalid_flags_end_in_one_line_not_a_traceback():
             "--topology=v4:2x2x1 --dump_hlo=/": "--dump_hlo=/ cannot be written",
             "--topology=v4:2x2x1 --sweep --json=a": "--json has no effect with --sweep",
             "--sweep_remat=full": "--sweep_remat has no effect with a single report",
-            "--all": "--config has no effect with --all",
             "--price_per_chip_hour=-1": "flag --price_per_chip_hour=-1",
             "--config.corpus=a --max_seq_length=64": "--max_seq_length has no effect with a corp",
         }
@@ -316,83 +315,6 @@ def test_sweep_of_invalid_meshes_exits_with_an_error():
     result = run_tool(TINY, "--topology=v4:2x2x1", "--sweep", "--sweep_meshes=3x1x1")
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("tpu_report: ") and "does not divide the 4" in result.stderr
-
-
-# Runs --all with reports that are given, not compiled.
-REPORT_ALL = """
-import sys
-from bert_jax.pods.estimate import compilation, pod_report, pod_table
-from bert_jax.tools import tpu_report
-
-phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)
-phase |= dict(per_device_batch_size=8, mesh={"data": 32}, hbm_bytes_per_device=2**30)
-phase |= dict(cycles_per_row=5, rows_per_second_per_chip=1, mfu=1, exposed_seconds=0)
-phase |= dict(step_seconds=1, compile_seconds=1, model_flops_per_row=100)
-phase |= dict(hours_with_exposed_collectives=1)
-reports = {
-    "v3": ("none", 97.4, {"sort": 3}, []),
-    "v4": ("full", 133, {"tpu_custom_call": 1}, []),
-    "v5e": ("none", 96.5, {}, ["while"]),
-}
-
-made = []
-
-def fake(config, topology, *_):
-    made.append(topology)
-    remat, flops, estimates, loops = reports[topology.partition(":")[0]]
-    found = dict(compiled_flops_per_row=flops, without_estimate=estimates)
-    phases = [phase | found | dict(loops_counted_once=loops)]
-    return dict(topology=topology, remat=remat, fits=True, phases=phases)
-
-pod_report.report = fake
-compilation.compiler_versions = lambda: {"libtpu": "1.0", "jax": "2.0"}
-pod_table.PODS = [f"pod_base.py:{chip}" for chip in reports]
-sys.argv = ["tpu_report", "--all", "--markdown=PAGE", "--reports=REPORTS"]
-try:
-    tpu_report.app.run(tpu_report.main, flags_parser=tpu_report.parse_flags)
-finally:
-    print("made:", *made)
-"""
-
-
-def report_all(page, reports):
-    return run_python("-c", REPORT_ALL.replace("PAGE", str(page)).replace("REPORTS", str(reports)))
-
-
-@pytest.mark.slow
-def test_table_of_all_pods_shows_wrong_flops_and_missing_cycles(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "before\n<!-- made by tools/tpu_report.py --all -->\n<!-- end of the table -->\nafter\n"
-    )
-    result = report_all(page, tmp_path / "reports")
-    *table, error, made = result.stdout.splitlines()
-    head, _, *rows, blank, footnote, _, factors, _, compiled = table
-    column = head.split(" | ").index("compiled FLOPs")
-    cells = [row.split(" | ")[column : column + 2] for row in rows]
-    assert cells == [["97.4%", "5"], ["", "5 *"], ["96.5%", "5 *"]]
-    assert blank == "" and footnote.startswith("\\* Too low: custom kernels")
-    assert "\n".join(table) in page.read_text()
-    assert factors.startswith("Hours are the compiler's estimates. ")
-    assert ": v3 " in factors and "; v4 " in factors and "; v5e " in factors
-    assert page.read_text().startswith("before\n<!-- made")
-    assert page.read_text().endswith("table -->\nafter\n")
-    assert error == (
-        "compiled FLOPs differ from the analytic ones by more than 3%: pod_base.py:v5e, rows of 128"
-    )
-    assert result.returncode == 1
-    assert made == "made: v3:4x4 v4:2x2x4 v5e:4x4"
-    assert compiled.startswith("Compiled ") and compiled.endswith(", libtpu 1.0, jax 2.0.")
-
-    # As if it had been stopped, and another compiler had made the first.
-    kept = {each.name: each.read_text() for each in (tmp_path / "reports").iterdir()}
-    (tmp_path / "reports" / "pod_base.py-v5e.json").unlink()
-    v3 = tmp_path / "reports" / "pod_base.py-v3.json"
-    v3.write_text(v3.read_text().replace("1.0", "0.9"))
-    first = page.read_text()
-    assert report_all(page, tmp_path / "reports").stdout.splitlines()[-1] == "made: v3:4x4 v5e:4x4"
-    assert page.read_text() == first
-    assert {each.name: each.read_text() for each in (tmp_path / "reports").iterdir()} == kept
 
 
 @needs_compiler

@@ -147,13 +147,12 @@ def test_first_steps_are_logged_with_the_remaining_time(caplog, values, rows_lef
 
 def phase_report(length: int, batch_size: int) -> dict:
     sizes = {"max_seq_length": length, "batch_size": batch_size}
-    times = {"step_seconds": 0.125, "exposed_seconds": 0.75}
-    return sizes | times | {"model_flops_per_row": 10 * length}
+    return sizes | {"model_flops_per_row": 10 * length}
 
 
 def write_estimate(path, *phases, **changes) -> str:
     report = {"device_kind": "TPU v4", "num_devices": 2, "fits": True, "phases": phases}
-    report["calibration"] = {"low": 0.5, "factor": 2.0, "high": 3.0}
+    report["likely_step_seconds"] = [{"low": 0.5, "typical": 1.0, "high": 1.25}] * len(phases)
     path.write_text(json.dumps(report | changes))
     return str(path)
 
@@ -179,7 +178,7 @@ def test_estimated_speed_is_of_the_phase_with_the_same_rows(tmp_path, monkeypatc
     assert found == {
         "estimated_rows_per_second": 8.0,
         "estimated_mfu": 8 * 640 / (2 * 275e12),
-        "lowest_estimated_rows_per_second": 8 / (3 * 0.125 + 0.75),
+        "lowest_estimated_rows_per_second": 8 / 1.25,
     }
 
 
@@ -194,7 +193,7 @@ def test_estimated_speed_is_of_the_phase_with_the_same_rows(tmp_path, monkeypatc
             {},
             r"6\.4e\+04 FLOPs per row of 64 tokens, but the model of this run has 640: ",
         ),
-        (phase_report(64, 8), {"fits": False, "calibration": None}, "does not fit"),
+        (phase_report(64, 8), {"fits": False, "likely_step_seconds": None}, "does not fit"),
         ({"max_seq_length": 64}, {}, "is not a report of a pre-training run"),
         ("text", {}, "is not a report of a pre-training run"),
     ],

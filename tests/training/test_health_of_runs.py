@@ -58,9 +58,8 @@ def test_spike_and_low_speed_are_told_also_by_a_run_that_was_resumed(
 ):
     """The 20 steps that the spike is compared with are from before the stop and after it."""
     phase = {"max_seq_length": 64, "batch_size": 8}
-    phase |= {"step_seconds": 1e-7, "exposed_seconds": 1e-7}
     report = {"device_kind": "cpu", "num_devices": 2, "fits": True, "phases": [phase]}
-    report["calibration"] = {"factor": 1.0, "high": 1.5}
+    report["likely_step_seconds"] = [{"typical": 2e-7, "high": 2.5e-7}]
 
     def read_estimates(path, setup):
         phase["model_flops_per_row"] = setup.phases[0].flops_per_row

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import pathlib
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from bert_jax.pods.chips import CHIPS
@@ -32,11 +32,24 @@ class Range(NamedTuple):
     typical: float
     high: float
 
+    def times(self, factor: float) -> "Range":
+        return Range(*(factor * each for each in self))
+
     def __str__(self) -> str:
         """Returns "3.1 (1.6 to 6.2)": what is typical, and the range."""
         digits = 2 if self.typical < 1 else 1 if self.typical < 100 else 0
         low, typical, high = (f"{each:,.{digits}f}" for each in self)
         return f"{typical} ({low} to {high})"
+
+
+class TimedStep(NamedTuple):
+    """The shapes of a step on one device, and its times, in one unit."""
+
+    rows: int  # Of a microbatch.
+    length: int
+    num_params: int  # Of the model.
+    computation: float
+    exposed: float  # Communication that no computation overlaps.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,47 +149,39 @@ def measured_range(calibration: Calibration, computation: float, exposed: float 
     communication, of which only a minimum is known, is added as it is. What the published steps
     exposed is in the factor too: little, as their factors are near 1.
     """
-    return Range(
-        *(
-            computation * each + exposed
-            for each in (calibration.low, calibration.factor, calibration.high)
-        )
-    )
+    factors = calibration.low, calibration.factor, calibration.high
+    return Range(*(computation * factor + exposed for factor in factors))
 
 
-def why_not_calibrated(
-    calibration: Calibration,
-    rows: int,
-    length: int,
-    num_params: int,
-    computation: float,
-    exposed: float,
-) -> list[str]:
+def why_not_calibrated(calibration: Calibration, steps: Iterable[TimedStep]) -> list[str]:
     """Returns the reasons why the range may miss the truth; [] for a calibrated case.
 
-    `rows` of `length` tokens are those of a device and microbatch, `computation` and `exposed`
-    times in one unit. A measurement of this machine holds for its own shapes, those of others for
-    more than FEW_TOKENS.
+    `steps` are those of the phases of a run. A measurement of this machine holds for its own
+    shapes, those of others for more than FEW_TOKENS.
     """
-    reasons, tokens_per_device = [], rows * length
+    return list(dict.fromkeys(reason for step in steps for reason in _reasons(calibration, step)))
+
+
+def _reasons(calibration: Calibration, step: TimedStep) -> Iterator[str]:
+    tokens_per_device = step.rows * step.length
     if measured := calibration.measured:
-        shapes = dict(zip(SHAPES, (length, tokens_per_device, num_params), strict=True))
+        shapes = dict(zip(SHAPES, (step.length, tokens_per_device, step.num_params), strict=True))
         for name, found in shapes.items():
             low, high = sorted((found, measured[name]))
             if high > low * (SAME_PARAMS if name == "num_params" else 1):
-                reasons.append(f"{name} is {found:,}, but {measured[name]:,} was measured")
+                yield f"{name} is {found:,}, but {measured[name]:,} was measured"
     else:
         if calibration.num_measurements < MIN_MEASUREMENTS:
             count = "only one" if calibration.num_measurements else "no"
-            reasons.append(f"{count} measured step of {calibration.chip} is known")
+            yield f"{count} measured step of {calibration.chip} is known"
         if tokens_per_device <= FEW_TOKENS:
-            reasons.append(
+            yield (
                 f"{tokens_per_device:,.0f} tokens per device and microbatch: factors hold above "
                 f"{FEW_TOKENS:,}"
             )
-    if exposed > EXPOSED_SHARE * computation:
-        reasons.append(
-            f"in rows of {length} tokens exposed communication is {exposed / computation:.0%} of "
-            "the computation, and only a minimum of it is known"
+    if step.exposed > EXPOSED_SHARE * step.computation:
+        yield (
+            f"in rows of {step.length} tokens exposed communication is "
+            f"{step.exposed / step.computation:.0%} of the computation, and only a minimum of it "
+            "is known"
         )
-    return reasons

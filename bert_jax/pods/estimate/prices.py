@@ -54,7 +54,7 @@ def read_prices(file: str) -> Prices:
 def describe_prices(prices: Prices, file: str, today: datetime.date) -> str:
     """Returns a sentence on the origin and age of prices."""
     age = (today - prices.date).days
-    old = f", {age} days old" if age > MAX_AGE_DAYS else ""
+    old = f", {age} days old" if age > MAX_AGE_DAYS else ", in the future" if age < 0 else ""
     return (
         f"Prices in {prices.currency} are those of {file}, of {prices.date}{old}: check "
         "them at https://cloud.google.com/tpu/pricing"

@@ -14,6 +14,7 @@ from bert_jax.pods.estimate import pod_report
 from bert_jax.pods.estimate.calibration import (
     Calibration,
     Range,
+    TimedStep,
     measured_range,
     why_not_calibrated,
 )
@@ -70,7 +71,7 @@ class Offer(NamedTuple):
       parts: of the typical hours.
       mfu: of a step, exposed communication included, typical.
       limit: what takes the most time.
-      doubts: why the hours may be outside of their range.
+      not_calibrated: why the hours may be outside of their range.
       problem: why it cannot run, or why its steps were not compiled; "" if neither.
     """
 
@@ -81,7 +82,7 @@ class Offer(NamedTuple):
     parts: RunHours | None = None
     mfu: float = 0.0
     limit: str = ""
-    doubts: tuple[str, ...] = ()
+    not_calibrated: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -101,16 +102,14 @@ def make_offer(
     num_chips = devices // CHIPS[chip].devices_per_chip
     slack = 1 if is_compiled else 1 + ERROR
     num_steps = sum(work.num_steps for work in works)
-    seconds, doubts, flops = [0.0, 0.0, 0.0], {}, 0.0
+    seconds, timed_steps, flops = [0.0, 0.0, 0.0], [], 0.0
     for work, rows, step in zip(works, plan.rows, plan.steps, strict=True):
         low, typical, high = measured_range(calibration, step.computation, step.exposed)
         for index, each in enumerate((low / slack, typical, high * slack)):
             seconds[index] += work.num_steps * each
         flops += work.num_steps * work.batch_size * work.flops
-        for doubt in why_not_calibrated(
-            calibration, rows, work.length, work.num_params, step.computation, step.exposed
-        ):
-            doubts[doubt] = None
+        times = step.computation, step.exposed
+        timed_steps.append(TimedStep(rows, work.length, work.num_params, *times))
     last = works[-1]
     share = EVALUATION_SHARE / (1 + RECOMPUTED[plan.layout.remat])
     share *= run.heldout_rows / last.batch_size
@@ -137,7 +136,7 @@ def make_offer(
         parts=parts[1],
         mfu=flops / (seconds[1] * device_peak(chip) * devices),
         limit=what_limits(works, plan),
-        doubts=tuple(doubts),
+        not_calibrated=tuple(why_not_calibrated(calibration, timed_steps)),
     )
 
 
@@ -223,8 +222,8 @@ def price_of(offer: Offer, per_chip_hour: float | None) -> Range | None:
     if per_chip_hour is None or offer.plan is None:
         return None
     chip = CHIPS[parse_topology(offer.topology)[0]]
-    rate = per_chip_hour * num_devices(offer.topology) / chip.devices_per_chip
-    return Range(*(rate * each for each in offer.hours))
+    num_chips = num_devices(offer.topology) // chip.devices_per_chip
+    return offer.hours.times(num_chips).times(per_chip_hour)
 
 
 def in_time(offer: Offer, deadline: float | None) -> str:
@@ -296,7 +295,7 @@ def table_row(offer: Offer, per_chip_hour: float | None, deadline: float | None)
         ", ".join(map(str, dict.fromkeys(offer.plan.rows))),
         layout.remat,
         mesh + (", sharded" if layout.sharded else ""),
-        str(offer.hours) + (" ?" if offer.doubts else "") if fits else "",
+        str(offer.hours) + (" ?" if offer.not_calibrated else "") if fits else "",
         str(price) if price and fits else "",
         in_time(offer, deadline) if deadline is not None else "",
         f"{offer.mfu:.0%}" if fits else "",

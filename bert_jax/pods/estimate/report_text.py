@@ -7,6 +7,7 @@ from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
 from bert_jax.pods.estimate.calibration import (
     Calibration,
     Range,
+    TimedStep,
     calibration_of,
     measured_range,
     why_not_calibrated,
@@ -52,9 +53,13 @@ def format_report(
 ) -> str:
     """Returns the report as text: whether the run fits, its hours and its price, then the rest."""
     lines = [*format_verdict(report, calibration, price_per_chip_hour), ""]
+    chips, devices = (
+        f"{report[f'num_{name}s']} {name}{'s' * (report[f'num_{name}s'] > 1)}"
+        for name in ("chip", "device")
+    )
     lines.append(
-        f"{report['topology']}: {report['num_chips']} chips, {report['num_devices']} devices of "
-        f"kind {report['device_kind']!r}, {format_clock(report['topology'])}; "
+        f"{report['topology']}: {chips}, {devices} of kind {report['device_kind']!r}, "
+        f"{format_clock(report['topology'])}; "
         f"{report['num_params']:,} parameters; remat {report['remat']}"
     )
     for phase in report["phases"]:
@@ -84,52 +89,72 @@ def format_verdict(
         ]
     used, capacity = report["hbm_bytes_per_device"], report["phases"][0]["hbm_capacity_bytes"]
     hours = likely_hours(report, calibration)
-    price = likely_price(report, calibration, 1)
+    cost = hours.times(report["num_chips"])
     name, hint = "chip-hours", "; --price_per_chip_hour=PRICE gives the price"
     if price_per_chip_hour is not None:
-        price = likely_price(report, calibration, price_per_chip_hour)
+        cost = cost.times(price_per_chip_hour)
         name, hint = "price", f", at {price_per_chip_hour:g} per chip and hour"
     lines = [
         f"FITS {both_names(report['topology'])}: {used / GIB:.1f} of {capacity / GIB:.0f} GiB per "
         "device",
         f"hours: {hours}, of training steps alone; compiler's estimate x {calibration}",
-        f"{name}: {price}{hint}",
+        f"{name}: {cost}{hint}",
     ]
-    if doubts := reasons_for_doubt(report, calibration):
-        lines.append(f"NOT CALIBRATED: {'; '.join(doubts)}")
+    if reasons := why_not_calibrated(calibration, timed_steps(report)):
+        lines.append(f"NOT CALIBRATED: {'; '.join(reasons)}")
     return lines
+
+
+def likely_figures(
+    report: dict, calibration: Calibration, price_per_chip_hour: float | None
+) -> dict:
+    """Returns what a calibration adds to a report that fits, for its JSON file.
+
+    "likely_step_seconds" has an entry for each phase, with exposed communication.
+    """
+    hours = likely_hours(report, calibration)
+    figures = {
+        "likely_hours": hours._asdict(),
+        "likely_step_seconds": [each._asdict() for each in likely_seconds(report, calibration)],
+        "calibration": vars(calibration),
+        "not_calibrated": why_not_calibrated(calibration, timed_steps(report)),
+    }
+    if price_per_chip_hour is not None:
+        price = hours.times(report["num_chips"]).times(price_per_chip_hour)
+        figures["likely_price"] = price._asdict()
+    return figures
+
+
+def timed_steps(report: dict) -> list[TimedStep]:
+    """Returns the steps of the phases of a report that fits."""
+    return [
+        TimedStep(
+            phase["per_device_batch_size"],
+            phase["max_seq_length"],
+            report["num_params"],
+            phase["step_seconds"],
+            phase["exposed_seconds"],
+        )
+        for phase in report["phases"]
+    ]
+
+
+def likely_seconds(report: dict, calibration: Calibration) -> list[Range]:
+    """Returns the seconds that a step of each phase of a report that fits is likely to take."""
+    return [
+        measured_range(calibration, step.computation, step.exposed) for step in timed_steps(report)
+    ]
 
 
 def likely_hours(report: dict, calibration: Calibration) -> Range:
     """Returns the hours that all steps of a report that fits are likely to take."""
-    ranges = [
-        measured_range(calibration, phase["step_seconds"], phase["exposed_seconds"])
-        for phase in report["phases"]
-    ]
-    steps = [phase["num_steps"] / 3600 for phase in report["phases"]]
-    return Range(
-        *(
-            sum(hours * each for hours, each in zip(steps, values, strict=True))
-            for values in zip(*ranges, strict=True)
+    hours = [
+        seconds.times(phase["num_steps"] / 3600)
+        for phase, seconds in zip(
+            report["phases"], likely_seconds(report, calibration), strict=True
         )
-    )
-
-
-def likely_price(report: dict, calibration: Calibration, per_chip_hour: float) -> Range:
-    """Returns the price of the likely hours of all chips."""
-    rate = per_chip_hour * report["num_chips"]
-    return Range(*(rate * each for each in likely_hours(report, calibration)))
-
-
-def reasons_for_doubt(report: dict, calibration: Calibration) -> list[str]:
-    """Returns why the hours of a report that fits may be outside of their range."""
-    reasons = {}
-    for phase in report["phases"]:
-        shapes = phase["per_device_batch_size"], phase["max_seq_length"], report["num_params"]
-        times = phase["step_seconds"], phase["exposed_seconds"]
-        for reason in why_not_calibrated(calibration, *shapes, *times):
-            reasons[reason] = None
-    return list(reasons)
+    ]
+    return Range(*map(sum, zip(*hours, strict=True)))
 
 
 def at_each_clock(figures: dict, describe: Callable[[dict], str]) -> str:

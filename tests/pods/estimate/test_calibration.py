@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from bert_jax.pods.estimate import calibration
-from bert_jax.pods.estimate.calibration import Calibration, calibration_of
+from bert_jax.pods.estimate.calibration import Calibration, TimedStep, calibration_of
 
 V4 = Calibration("v4", factor=1.2, low=1.1, high=1.5, num_measurements=3, source="a test")
 
@@ -51,7 +51,7 @@ def test_chip_without_measurements_has_the_range_of_all(monkeypatch):
         (min(every), statistics.median(every), max(every))
     )
     assert not found.num_measurements
-    assert calibration.why_not_calibrated(found, 100, 512, 10**8, 1.0, 0.0)
+    assert calibration.why_not_calibrated(found, [TimedStep(100, 512, 10**8, 1.0, 0.0)])
 
 
 @pytest.mark.parametrize("changes", [{"is_product": True}, {"tokens_per_device": 2048}])
@@ -71,7 +71,8 @@ def test_range_scales_computation_alone():
     [(4, 0.0, 1), (5, 0.0, 0), (5, 0.06, 1), (1, 0.06, 2), (16, 0.05, 0)],
 )
 def test_few_tokens_and_exposed_communication_are_not_calibrated(rows, exposed, num_reasons):
-    assert len(calibration.why_not_calibrated(V4, rows, 512, 10**8, 1.0, exposed)) == num_reasons
+    step = TimedStep(rows, 512, 10**8, 1.0, exposed)
+    assert len(calibration.why_not_calibrated(V4, [step, step])) == num_reasons
 
 
 def write_file(path, **changes) -> str:
@@ -116,7 +117,7 @@ def test_file_of_another_chip_or_form_is_refused(tmp_path, changes):
 )
 def test_file_holds_for_the_shapes_that_were_measured(tmp_path, shapes, reason):
     found = calibration_of("v4", write_file(tmp_path / "factor.json"))
-    reasons = calibration.why_not_calibrated(found, *shapes, 1.0, 0.0)
+    reasons = calibration.why_not_calibrated(found, [TimedStep(*shapes, 1.0, 0.0)])
     assert [each.split()[0] for each in reasons] == ([reason] if reason else [])
 
 

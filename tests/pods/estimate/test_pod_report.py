@@ -313,16 +313,19 @@ def test_report_begins_with_verdict_hours_and_price(monkeypatch):
     hours = report_text.likely_hours(report, MEASURED)
     factors = 1.0, 1.2, 1.5
     assert hours == pytest.approx([factor * computation + exposed for factor in factors])
-    verdict, likely, price, doubts, blank, *rest = report_text.format_report(
+    verdict, likely, price, reasons, blank, *rest = report_text.format_report(
         report, MEASURED, 2.0
     ).splitlines()
     assert verdict == "FITS v4:2x2x2 (v4-16): 0.0 of 32 GiB per device"
     assert likely.startswith(f"hours: {hours}, of training steps alone")
     assert "three measurements" in likely
     prices = Range(*(2.0 * report["num_chips"] * each for each in hours))
-    assert report_text.likely_price(report, MEASURED, 2.0) == pytest.approx(prices)
+    figures = report_text.likely_figures(report, MEASURED, 2.0)
+    assert figures["likely_price"] == pytest.approx(prices._asdict())
+    (seconds,) = figures["likely_step_seconds"]
+    assert {name: 1000 * each for name, each in seconds.items()} == pytest.approx(hours._asdict())
     assert price == f"price: {prices}, at 2 per chip and hour"
-    assert doubts.startswith("NOT CALIBRATED: 128 tokens per device") and not blank and rest
+    assert reasons.startswith("NOT CALIBRATED: 128 tokens per device") and not blank and rest
     (_, _, chip_hours, *_) = report_text.format_report(report, MEASURED).splitlines()
     assert chip_hours.startswith("chip-hours: ") and "--price_per_chip_hour" in chip_hours
 

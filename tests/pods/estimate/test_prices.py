@@ -22,12 +22,13 @@ def test_prices_say_their_date_and_that_they_are_to_be_checked(tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text(GOOD, encoding="utf-8")
     prices = read_prices(str(file))
-    new, old = (
+    new, old, future = (
         describe_prices(prices, "prices.toml", prices.date + datetime.timedelta(days=days))
-        for days in (5, 31)
+        for days in (5, 31, -1)
     )
     assert "prices.toml, of 2026-11-30: check them at https://" in new
     assert "of 2026-11-30, 31 days old: check" in old
+    assert "of 2026-11-30, in the future: check" in future
 
 
 def test_example_is_valid():

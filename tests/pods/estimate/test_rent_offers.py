@@ -52,12 +52,12 @@ def test_evaluations_take_a_third_of_the_computation_of_their_rows():
     assert with_them - without == pytest.approx(4 * 10 * (2 * 0.4) / 4 / 3600)
 
 
-def test_phases_add_up_and_the_worst_doubts_are_said_once():
+def test_phases_add_up_and_reasons_for_no_calibration_are_said_once():
     long = dataclasses.replace(WORK, name="long_phase", length=4)
     plan = PLAN._replace(rows=(32, 32), steps=(STEP, STEP._replace(exposed=0.0)))
     found = make_offer("v5e:2x4", [WORK, long], plan, RUN, TWICE, True)
     assert found.parts.steps == pytest.approx(10 * (0.85 + 0.8))
-    assert len(found.doubts) == 2 and "128 tokens" in found.doubts[1]
+    assert len(found.not_calibrated) == 2 and "128 tokens" in found.not_calibrated[1]
 
 
 def test_compiled_steps_replace_those_of_the_roofline_in_proportion():
@@ -183,7 +183,7 @@ def test_wrong_or_past_deadline_is_refused(text):
 
 def test_table_has_both_names_ranges_and_why_a_slice_is_out():
     rows = [
-        rent_offers.table_row(offer(limit="links 60%", doubts=("few rows",)), 1.5, 48),
+        rent_offers.table_row(offer(limit="links 60%", not_calibrated=("few rows",)), 1.5, 48),
         rent_offers.table_row(offer(fits=False), 1.5, 48),
         rent_offers.table_row(Offer("v4:8x8x8", problem="too many devices"), None, 48),
     ]
