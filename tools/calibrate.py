@@ -5,17 +5,16 @@ python tools/calibrate.py --config=configs/pretrain/bert_base.py --config.batch_
 python tools/tpu_report.py --config=configs/pretrain/bert_base.py --topology=v5e:4x4 \
     --calibration=v5e.json
 
-Runs some updates of the first phase on all devices of one host, with the rows per device of the
-run that is to be estimated: set `config.batch_size` to them times the devices here. Rows are random
-tokens, so that no corpus is read. Later reports take the factor from the file (docs/tpu.md).
+Runs some updates of each phase on all devices of one host, with the rows per device of the run that
+is to be estimated: set `config.batch_size` to them times the number of devices. Rows are random
+tokens. Later reports take the factor from the file (docs/tpu.md).
 
 On a TPU the estimate is the one of tools/tpu_report.py, of the program that runs. Elsewhere it is
-the step's FLOPs at the peak of the devices; that of a device which `metrics.PEAK_FLOPS` lacks is
-`--peak_flops`.
+the step's FLOPs at the peak of the devices, which is `--peak_flops` where `metrics.PEAK_FLOPS` has
+none.
 """
 
 import datetime
-import functools
 import json
 import os
 import pathlib
@@ -34,11 +33,11 @@ from bert_jax.data.batches import abstract_rows
 from bert_jax.objectives import learns_from_teacher
 from bert_jax.pods.chips import CHIPS
 from bert_jax.pods.estimate.hlo_cost import step_cost
-from bert_jax.pods.estimate.planned import planned_phases, released_tokenizer
+from bert_jax.pods.estimate.planned import plan_run
 from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.metrics import PEAK_FLOPS
-from bert_jax.training.phases import check_numbers
+from bert_jax.training.phases import Phase
 from bert_jax.training.pretrain_setup import PretrainSetup, setup_pretraining
 from bert_jax.training.pretrain_step import make_pretrain_step
 
@@ -56,9 +55,8 @@ DEVICE_KINDS = {
 }
 
 
-def random_rows(setup: PretrainSetup, vocab_size: int) -> dict[str, jax.Array]:
-    """Returns a global batch of rows, each of one pair of random tokens that fill it."""
-    phase = setup.phases[0].phase
+def random_rows(setup: PretrainSetup, phase: Phase, vocab_size: int) -> dict[str, jax.Array]:
+    """Returns a global batch of a phase: rows filled by one pair of sentences of random tokens."""
     shapes = abstract_rows(phase.train, phase.batch_size, batch_sharding(setup.mesh))
     length, rng = phase.train.max_seq_length, np.random.default_rng(0)
     values = {name: np.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
@@ -72,7 +70,7 @@ def random_rows(setup: PretrainSetup, vocab_size: int) -> dict[str, jax.Array]:
 def time_steps(
     update: Callable, state, rows, steps: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Returns the seconds of an update in each of at most GROUPS groups, after two others."""
+    """Returns the seconds of an update in each of at most GROUPS groups, after two warm-up ones."""
     seconds = []
     for number in [2, *(len(part) for part in np.array_split(range(steps), GROUPS) if len(part))]:
         started = clock()
@@ -84,98 +82,118 @@ def time_steps(
 
 
 def estimated_seconds(
-    setup: PretrainSetup, program: Callable[[], str], peak_flops: float | None
+    device_kind: str, num_devices: int, flops: float, program: Callable[[], str], peak: float | None
 ) -> tuple[float, float]:
     """Returns the estimated seconds of computation and of exposed communication of a step.
 
-    `program` returns the scheduled HLO. Raises ValueError if nothing is known of the devices.
+    `flops` are those of the model, `program` returns the scheduled HLO, and `peak` is that of a
+    device, in FLOP/s. Raises ValueError if the estimate is not complete.
     """
-    device = setup.mesh.devices.flat[0]
-    if chip := DEVICE_KINDS.get(device.device_kind):
+    if chip := DEVICE_KINDS.get(device_kind):
+        if peak is not None:
+            raise ValueError(f"--peak_flops has no effect on a {chip}, whose cycles are estimated")
         cost = step_cost(program(), chip)
+        if cost.loops_counted_once or "tpu_custom_call" in cost.without_estimate:
+            raise ValueError(
+                "the program has kernels or loops without an estimate: "
+                f"{cost.loops_counted_once or 'custom calls'}; nothing can be calibrated with it"
+            )
         seconds = cost.cycles.total() / CHIPS[chip].clock_hz
         return seconds, cost.exposed_link_bytes / CHIPS[chip].link_bytes_per_second
-    peak = peak_flops or PEAK_FLOPS.get(device.device_kind)
+    peak = peak or PEAK_FLOPS.get(device_kind)
     if peak is None:
         raise ValueError(
-            f"no data sheet of a device of kind {device.device_kind!r} is known: give "
-            "--peak_flops, the FLOP/s of one device"
+            f"no data sheet of a device of kind {device_kind!r} is known: give --peak_flops, the "
+            "FLOP/s of one device"
         )
-    first = setup.phases[0]
-    return first.flops_per_row * first.phase.batch_size / (peak * setup.mesh.size), 0.0
+    return flops / (peak * num_devices), 0.0
 
 
-def factors(seconds: list[float], computation: float, exposed: float) -> dict[str, float]:
-    """Returns the median factor of `seconds` over `computation`, and the smallest and largest.
+def ratios_of(seconds: list[float], computation: float, exposed: float) -> list[float]:
+    """Returns measured over estimated `computation` for each of `seconds`. Raises ValueError.
 
     `exposed` communication is subtracted first, because a report adds it again.
     """
-    ratios = [(each - exposed) / computation for each in seconds]
-    found = {"factor": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
-    if found["low"] <= 0:
+    if not computation or min(seconds) <= exposed:
         raise ValueError(
-            f"steps take {min(seconds):.3g} s, less than the {exposed:.3g} s of communication "
-            "that the estimate has: nothing can be calibrated with it"
+            f"steps take {min(seconds):.3g} s, but the estimate has {computation:.3g} s of "
+            f"computation and {exposed:.3g} s of communication: nothing can be calibrated with it"
         )
-    return found
+    return [(each - exposed) / computation for each in seconds]
+
+
+def spread(ratios: list[float]) -> dict[str, float]:
+    """Returns the median, the smallest and the largest ratio."""
+    return {"factor": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
 
 
 def calibrate(
     config: ConfigDict,
     steps: int,
-    length: int | None = None,
+    lengths: tuple[int | None, int | None] = (None, None),
     peak_flops: float | None = None,
     devices: list[jax.Device] | None = None,
 ) -> dict:
-    """Runs and times updates on `devices`, by default all; returns what --output holds.
+    """Runs and times updates of each phase on `devices`, by default all; returns the factor.
 
-    Raises ValueError as the run would.
+    `lengths` are those of `planned_phases`. The result is what --output holds: `phases` has what
+    was measured of each. Raises ValueError as the run would.
     """
-    check_numbers(config)
-    phase = planned_phases(config, (length, None))[0]
-    if learns_from_teacher(phase.objective_class):
-        raise ValueError(
-            f"config.objective={config.objective} has a teacher, whose weights are not read here: "
-            "calibrate with another objective"
+    phases, tokenizer = plan_run(config, lengths)
+    for phase in phases:
+        if learns_from_teacher(phase.objective_class):
+            raise ValueError(
+                f"config.objective={config.objective} has a teacher, whose weights are not read "
+                "here: calibrate with another objective"
+            )
+    setup = setup_pretraining(config, phases, tokenizer, devices)
+    init = jax.jit(setup.init, out_shardings=setup.shardings)
+    mesh, kind = setup.mesh, setup.mesh.devices.flat[0].device_kind
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
+    ratios, measured = [], []
+    for each in setup.phases:
+        phase = each.phase
+        update_step = make_pretrain_step(
+            each.model,
+            setup.optimizer,
+            setup.shardings,
+            each.objective,
+            seed=config.seed,
+            num_microbatches=each.num_microbatches,
+            overlap_collectives=config.overlap_collectives,
         )
-    tokenizer = released_tokenizer(config.model)
-    setup = setup_pretraining(config, [phase], tokenizer, devices)
-    first, mesh = setup.phases[0], setup.mesh
-    update_step = make_pretrain_step(
-        first.model,
-        setup.optimizer,
-        setup.shardings,
-        first.objective,
-        seed=config.seed,
-        num_microbatches=first.num_microbatches,
-        overlap_collectives=config.overlap_collectives,
-    )
-    rows = random_rows(setup, tokenizer.vocab_size)
-
-    @functools.cache
-    def compiled():
-        return update_step.lower(setup.abstract_state, rows).compile()
-
-    computation, exposed = estimated_seconds(setup, lambda: compiled().as_text(), peak_flops)
-    state = jax.jit(setup.init, out_shardings=setup.shardings)(jax.random.key(config.seed))
-    seconds = time_steps(compiled(), state, rows, steps)
-    kind = mesh.devices.flat[0].device_kind
-    row_length = phase.train.max_seq_length
-    rows_per_device = phase.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
-    return factors(seconds, computation, exposed) | {
+        rows = random_rows(setup, phase, tokenizer.vocab_size)
+        compiled = update_step.lower(setup.abstract_state, rows).compile()
+        flops = each.flops_per_row * phase.batch_size
+        computation, exposed = estimated_seconds(
+            kind, mesh.size, flops, compiled.as_text, peak_flops
+        )
+        seconds = time_steps(compiled, init(jax.random.key(config.seed)), rows, steps)
+        own = ratios_of(seconds, computation, exposed)
+        ratios += own
+        length = phase.train.max_seq_length
+        rows_per_device = phase.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+        measured.append(
+            {
+                "max_seq_length": length,
+                "tokens_per_device": rows_per_device // each.num_microbatches * length,
+                "num_params": num_params,
+                "batch_size": phase.batch_size,
+                "estimated_seconds": computation,
+                "exposed_seconds": exposed,
+                "measured_seconds": statistics.median(seconds),
+            }
+            | spread(own)
+        )
+    return spread(ratios) | {
         "chip": DEVICE_KINDS.get(kind, kind),
         "date": datetime.date.today().isoformat(),
         "estimate": "the compiler's" if kind in DEVICE_KINDS else "FLOPs at the peak",
-        "estimated_seconds": computation,
-        "exposed_seconds": exposed,
-        "measured_seconds": statistics.median(seconds),
         "steps": steps,
         "num_devices": mesh.size,
-        "tokens_per_device": rows_per_device // first.num_microbatches * row_length,
-        "max_seq_length": row_length,
-        "num_params": sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params)),
         "objective": config.objective,
-        "batch_size": phase.batch_size,
+        "jax": jax.__version__,
+        "phases": measured,
     }
 
 
@@ -191,27 +209,47 @@ def main(argv: list[str]) -> None:
         existing = output if output.exists() else output.parent
         if output.is_dir() or not os.access(existing, os.W_OK):
             raise ValueError(f"--output={output} cannot be written: expected a writable file")
-        found = calibrate(CONFIG.value, STEPS.value, LENGTH.value, PEAK.value)
+        lengths = LENGTH.value, LONG_LENGTH.value
+        found = calibrate(CONFIG.value, STEPS.value, lengths, PEAK.value)
         found["config"] = config_flags.get_config_filename(flags.FLAGS["config"])
     except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
         sys.exit(f"calibrate: {' '.join(describe_error(error).split())}")
     output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     logging.info("%s", found)
+    for phase in found["phases"]:
+        print(
+            f"rows of {phase['max_seq_length']} tokens: a step takes "
+            f"{1e3 * phase['measured_seconds']:.4g} ms, {phase['factor']:.2f} times the estimate"
+        )
     print(
-        f"{found['chip']}: a step takes {1e3 * found['measured_seconds']:.4g} ms, "
-        f"{found['factor']:.2f} times the estimate ({found['low']:.2f} to {found['high']:.2f}); "
-        f"written to {output}"
+        f"{found['chip']}: {found['factor']:.2f} times the estimate ({found['low']:.2f} to "
+        f"{found['high']:.2f}); written to {output}"
     )
 
 
 if __name__ == "__main__":
     CONFIG = define_config("Configuration of a pre-training run.", known_fields)
     OUTPUT = flags.DEFINE_string("output", None, "JSON file for the factor.", required=True)
-    STEPS = flags.DEFINE_integer("steps", 50, "Number of timed updates, after two others.", 1)
+    STEPS = flags.DEFINE_integer(
+        "steps", 50, "Number of timed updates of each phase, after two of warm-up.", 1
+    )
     LENGTH = flags.DEFINE_integer(
-        "max_seq_length", None, "Row length. Default: the configuration's, or 128.", 1
+        "max_seq_length",
+        None,
+        "Row length of the first phase, if no corpus is given. Default: the configuration's, or "
+        "128.",
+        1,
+    )
+    LONG_LENGTH = flags.DEFINE_integer(
+        "long_max_seq_length",
+        None,
+        "Row length of later phases, if no corpus is given. Default: the configuration's, or 512.",
+        1,
     )
     PEAK = flags.DEFINE_float(
-        "peak_flops", None, "FLOP/s of one device that no data sheet is known of.", 1
+        "peak_flops",
+        None,
+        "Peak FLOP/s of one device. Not for TPUs; needed where it is unknown.",
+        1,
     )
     app.run(main, flags_parser=parse_flags)

@@ -70,7 +70,7 @@ GRACE_SECONDS = flags.DEFINE_integer(
     "grace_seconds", None, "Seconds between SIGTERM and SIGKILL; default: 15 with --spot, else 300."
 )
 BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs in every pod.")
-IMAGE = flags.DEFINE_string("image", "python:3.11", "Container image with Python 3.11 or newer.")
+IMAGE = flags.DEFINE_string("image", "python:3.13", "Container image with Python 3.11 or newer.")
 budget.define_flags()
 MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Maximum number of restarts.", 0)
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between polls of the job.", 0)

@@ -32,12 +32,12 @@ PRETRAINING = {
     "nsp_accuracy": ("next-sentence accuracy", "chance"),
     "goodput": ("goodput, since the first start", None),
 }
-# Of pre-training, too: whether the run is healthy.
+# For pre-training, too: whether the run is healthy.
 HEALTH = {
     "loss": "loss",
     "gradient_norm": "gradient norm",
     "rows_per_second": "rows per second",
-    "data_wait_seconds": "time of the host (s per step)",
+    "data_wait_seconds": "seconds per step",
 }
 # The panels in which an alarm is marked.
 ALARMS = {
@@ -49,8 +49,8 @@ ALARMS = {
 }
 # Metrics that are drawn as further curves in the panel of another: its name, and the curve's.
 EXTRA_CURVES = {
-    "max_loss": ("loss", "largest of a step"),
-    "max_gradient_norm": ("gradient_norm", "largest of a step"),
+    "max_loss": ("loss", "max of a step"),
+    "max_gradient_norm": ("gradient_norm", "max of a step"),
     "estimated_rows_per_second": ("rows_per_second", "estimated"),
     "lowest_estimated_rows_per_second": ("rows_per_second", "lowest estimated"),
     "data_wait_seconds": ("data_wait_seconds", "wait for a batch"),
@@ -157,7 +157,7 @@ def read_alarms(workdir: pathlib.Path) -> tuple[list[Alarm], dict[str, str]] | N
 def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     """Plots losses, accuracies or scores, and the learning rate over steps.
 
-    Of pre-training it also plots gradient norm, speed and wait for data, and of one run its alarms.
+    For pre-training it also plots gradient norm, speed and wait for data, and for one run alarms.
     A run with several seeds has one line per seed; a dotted line marks the start of each later
     phase of pre-training. Several runs have a color each, and their names in the legend; baselines
     and these starts are drawn only if they are the same for all. The legend is beside

@@ -39,17 +39,23 @@ PRICES = flags.DEFINE_string(
 )
 SPOT = flags.DEFINE_bool("spot", False, "Rent spot capacity, at its prices; it is preempted.")
 PREEMPTIONS = flags.DEFINE_float(
-    "preemptions_per_day", 1.0, "Assumed with --spot, of the whole slice, in the mean.", 0.001
+    "preemptions_per_day",
+    1.0,
+    "Assumed with --spot: preemptions of the slice per day, on average.",
+    0.001,
 )
 DEADLINE = flags.DEFINE_string(
     "deadline", None, "When the run must end: 36h or 3d from now, or 2026-12-24T18:00."
 )
 COMPILE = flags.DEFINE_integer("compile", 3, "Number of best slices to compile for.", 0)
 STARTUP = flags.DEFINE_float(
-    "startup_minutes", 8.0, "Assumed, from a slice's creation to the start of the program.", 0
+    "startup_minutes",
+    8.0,
+    "Assumed: minutes from the slice's creation to the start of the program.",
+    0,
 )
 COMPILE_MINUTES = flags.DEFINE_float(
-    "compile_minutes", 2.0, "Assumed, from the start of the program to the first step.", 0
+    "compile_minutes", 2.0, "Assumed: minutes from the start of the program to the first step.", 0
 )
 HELDOUT_ROWS = flags.DEFINE_integer(
     "heldout_rows",
@@ -81,9 +87,6 @@ def check_flags() -> None:
         )
     if flags.FLAGS["preemptions_per_day"].present and not SPOT.value:
         raise ValueError("--preemptions_per_day has no effect without --spot: add it")
-    for flag in (LENGTH, LONG_LENGTH):
-        if flag.value and planned.has_corpus(config):
-            raise ValueError(f"--{flag.name} has no effect with a corpus: remove it")
     for slice_name in SLICES.value:
         if parse_topology(slice_name)[2] > 1:
             raise ValueError(
@@ -161,25 +164,30 @@ def run() -> bool:
         else:
             sizes = " and ".join(dict.fromkeys(str(work.batch_size) for work in works))
             devices = roofline.num_devices(topology)
-            problem = f"batches of {sizes} rows do not divide over {devices} devices"
+            problem = f"batches of {sizes} rows cannot be divided over {devices} devices"
             offers.append(Offer(topology, problem=problem))
-    offers = rent_offers.ranked(offers, per_chip_hour, deadline)
+
+    def rank(offers: list[Offer]) -> list[Offer]:
+        return rent_offers.ranked(offers, per_chip_hour, deadline)
+
+    offers = rank(offers)
     show(offers)
     print(f"By roofline, in {time.monotonic() - started:.0f} s.", flush=True)
 
-    best = [each for each in offers if each.plan and each.plan.fits][: COMPILE.value]
-    if best and importlib.util.find_spec("libtpu") is None:
+    num_to_compile = COMPILE.value
+    if num_to_compile and importlib.util.find_spec("libtpu") is None:
         print("Nothing is compiled: the TPU compiler is missing. pip install 'jax[tpu]'")
-        best = []
-    if best:
+        num_to_compile = 0
+    if num_to_compile:
         print()
-        offers = [
-            rent_offers.compile_offer(config, phases, tokenizer, works, each, offer_of)
-            if each in best
-            else each
-            for each in offers
-        ]
-        offers = rent_offers.ranked(offers, per_chip_hour, deadline)
+        offers = rent_offers.compile_best(
+            offers,
+            num_to_compile,
+            lambda offer: rent_offers.compile_offer(
+                config, phases, tokenizer, works, offer, offer_of
+            ),
+            rank,
+        )
         print()
         show(offers)
 
@@ -205,8 +213,28 @@ def run() -> bool:
         changes["checkpoint_every"] = first.parts.checkpoint_every
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     new_flags = f"--config={file} {report_text.format_flags(changes)}".strip()
-    print(f"\nBest: {both_names(first.topology)}, with {new_flags}")
+    how = "" if first.is_compiled else ", by roofline alone"
+    print(f"\nBest{how}: {both_names(first.topology)}, with {new_flags}")
     print(describe_parts(first.parts))
+
+    def at_max_clock(offer: Offer) -> Offer:
+        if offer.plan is None or offer.problem:
+            return offer
+        plan = rent_offers.at_max_clock(offer.plan, offer.topology)
+        return offer_of(offer.topology, plan, offer.is_compiled)
+
+    def describe(offer: Offer) -> str:
+        price = rent_offers.price_of(offer, per_chip_hour.get(parse_topology(offer.topology)[0]))
+        cost = f", {price} {prices.currency}" if price else ""
+        return f"{both_names(offer.topology)}, {offer.hours} hours{cost}"
+
+    if deadline is not None and rent_offers.in_time(first, deadline) != "yes":
+        surely = [each for each in offers if rent_offers.in_time(each, deadline) == "yes"]
+        print(f"It may be late; surely in time: {describe(surely[0]) if surely else 'none'}")
+    if assumed := [chip for chip in calibrations if CHIPS[chip].max_clock_hz]:
+        fastest = rank([at_max_clock(each) for each in offers])[0]
+        names = " and ".join(assumed)
+        print(f"At the fastest clock that the peak of {names} allows, best: {describe(fastest)}")
     return deadline is None or first.hours.typical <= deadline
 
 

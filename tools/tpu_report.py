@@ -25,6 +25,7 @@ from bert_jax.model.config import SIZES
 from bert_jax.model.execution import CHOICES
 from bert_jax.pods.chips import parse_topology, shape_name
 from bert_jax.pods.estimate import (
+    compilation,
     contrastive_report,
     planned,
     pod_report,
@@ -132,12 +133,9 @@ def check_flags() -> None:
     mode = "--sweep" if SWEEP.value else "a single report"
     if has_trials(CONFIG.value):
         mode = "a bi-encoder" if is_bi_encoder(CONFIG.value) else "a configuration of trials"
-    unused = dict.fromkeys(UNUSED_FLAGS[mode], mode)
-    if has_corpus(CONFIG.value):
-        unused |= dict.fromkeys(("max_seq_length", "long_max_seq_length"), "a corpus")
-    for name, reason in unused.items():
+    for name in UNUSED_FLAGS[mode]:
         if flags.FLAGS[name].present:
-            raise ValueError(f"--{name} has no effect with {reason}: remove it")
+            raise ValueError(f"--{name} has no effect with {mode}: remove it")
     for flag in (JSON, DUMP_HLO):
         if flag.value is None:
             continue
@@ -156,10 +154,6 @@ def is_bi_encoder(config: ConfigDict) -> bool:
     return config.get("task") == "retrieval" and config.data.role == "bi_encoder"
 
 
-def has_corpus(config: ConfigDict | None) -> bool:
-    return config is not None and not has_trials(config) and planned.has_corpus(config)
-
-
 def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
     """Returns the phases to compile and the tokenizer, from the corpora if there are any."""
     phases, tokenizer = planned.plan_run(config, (LENGTH.value, LONG_LENGTH.value))
@@ -167,7 +161,7 @@ def plan_phases(config: ConfigDict) -> tuple[list[Phase], object]:
 
 
 def run() -> bool:
-    """Runs what the flags select. Returns whether everything fits, or in a sweep anything."""
+    """Runs what the flags select. Returns whether it fits; of a sweep, whether any variant does."""
     check_flags()
     config = CONFIG.value
     if config is None:
@@ -198,7 +192,10 @@ def run() -> bool:
         report = pod_report.report(config, topology, phases, tokenizer, **options)
     if report["fits"]:
         report |= report_text.likely_figures(report, calibration, PRICE.value)
+    report["compiler"] = compilation.compiler_versions()
     print(report_text.format_report(report, calibration, PRICE.value), flush=True)
+    versions = ", ".join(f"{name} {each}" for name, each in report["compiler"].items())
+    print(f"\nCompiled with {versions}.", flush=True)
     if not report["fits"] and ADVISE.value and not has_trials(config):
         report["advice"] = advise(config, topology, phases, tokenizer, report, calibration)
     return save(report)

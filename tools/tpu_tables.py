@@ -1,10 +1,10 @@
-"""Compiles the tables of docs/tpu.md and its log again, with the TPU compiler of this machine.
+"""Makes the compiled tables of docs/tpu.md and docs/log again.
 
 python tools/tpu_tables.py
 python tools/tpu_tables.py --tables=notebooks,bi_encoder
 
-It takes hours, and needs no TPU: `pip install 'jax[tpu]'` installs the compiler (libtpu). Each
-report is kept as it is made, so that the same command continues after a stop.
+Takes hours, and the TPU compiler, but no TPU: `pip install 'jax[tpu]'` installs libtpu. Each report
+is kept when it is made; after a stop, run the same command to continue.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from bert_jax.pods.estimate import doc_tables
 from bert_jax.runtime.command_line import describe_error, parse_flags
 
-TABLES = flags.DEFINE_list("tables", list(doc_tables.TABLES), "Tables to make.")
+TABLES = flags.DEFINE_list("tables", list(doc_tables.TABLES), "Names of the tables to make.")
 DOCS = flags.DEFINE_string("docs", "docs", "Folder of the pages that the tables are written to.")
 REPORTS = flags.DEFINE_string(
     "reports",

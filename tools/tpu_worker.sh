@@ -13,9 +13,9 @@ is_running() { kill -0 "$(cat pid 2>/dev/null)" 2>/dev/null; }
 
 install() {
   set -e
-  python3 -m pip install --quiet --user uv # The TPU images have Python 3.10; uv installs 3.11.
+  python3 -m pip install --quiet --user uv # The TPU images have Python 3.10; uv installs 3.13.
   uv=~/.local/bin/uv
-  test -x venv/bin/python || $uv venv --quiet --python=3.11 venv
+  test -x venv/bin/python || $uv venv --quiet --python=3.13 venv
   export VIRTUAL_ENV=$PWD/venv
   $uv pip install --quiet --require-hashes --requirement=code/requirements.lock
   $uv pip install --quiet --editable='./code[tpu,optuna]'

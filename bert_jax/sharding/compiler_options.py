@@ -21,14 +21,18 @@ def compiler_options(mesh: Mesh, hidden_size: int, overlap_collectives: bool = F
     all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. With
     `overlap_collectives`, collectives are asynchronous only with options: on v5p, v6e and tpu7x
     they run on the SparseCores, on v4 and v5e they are all-to-alls, and start too late without the
-    last option. On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; with 32
-    their tiles are larger.
+    last option. On v4 the compiler aborts for some programs, such as lamb_64k.py, when it packs
+    what is in on-chip memory again ("Peak memory usage ... exceeds the max size of alternate
+    memory"); without that, steps take as many cycles. On v5e and v5p, matrix products use 16 MiB of
+    on-chip memory by default; with 32 their tiles are larger.
     """
     kind, options = mesh.devices.flat[0].device_kind, {}
     on_sparse_cores = overlap_collectives and kind in SPARSE_CORE_KINDS
     if on_sparse_cores or (kind == "TPU v4" and hidden_size % (16 * mesh.shape["data"]) == 0):
         names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
         options |= dict.fromkeys(names, True)
+    if kind == "TPU v4":
+        options["xla_msa_max_repacks"] = 0
     if kind in ("TPU v5 lite", "TPU v5"):
         options["xla_tpu_scoped_vmem_limit_kib"] = 32 * 1024
     if on_sparse_cores:

@@ -40,10 +40,10 @@ def flops_left(phases: Sequence[PhaseSetup], step: int) -> float:
 def read_estimates(path: str, setup: PretrainSetup) -> dict[str, dict[str, float]]:
     """Returns the estimated speed of each phase by its name, as the metrics of its reports.
 
-    `path` is of the JSON file of tools/tpu_report.py, or "": no phase has an estimate. Nor has one
-    that the file lacks. A step takes what the file says it is likely to, and at the lowest speed
-    the most of that range. Raises ValueError if the file is of other devices, of none of these
-    phases, or of another model, whose rows take other FLOPs.
+    `path` is of the JSON file of tools/tpu_report.py, or "": no phase has an estimate. Nor has a
+    phase that is not in the file. The estimated speed is that of the typical time of a step in the
+    file, the lowest one that of the high end of its range. Raises ValueError if the file is of
+    other devices, of none of these phases, or of another model, whose rows take other FLOPs.
     """
     estimates = {each.phase.name: {} for each in setup.phases}
     if not path:
@@ -102,7 +102,7 @@ def log_run(setup: PretrainSetup, first_step: int) -> None:
     Warns if the run would take days on a CPU.
     """
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
-    logging.info("The model has %s parameters", in_words(num_parameters))
+    logging.info("The model has %s parameters", format_count(num_parameters))
     limit = setup.config.max_eval_batches * setup.config.eval_batch_size
     warned = set()
     for phase in (each.phase for each in setup.phases):
@@ -147,7 +147,7 @@ def describe_phase(phase: Phase) -> str:
         )
     return (
         f"{phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.train.max_seq_length} "
-        f"tokens: {' and '.join(epochs)}, {in_words(tokens)} tokens"
+        f"tokens: {' and '.join(epochs)}, {format_count(tokens)} tokens"
     )
 
 
@@ -164,7 +164,7 @@ def log_step(step: int, values: dict[str, float], batch_size: int, rows_left: fl
     logging.info(text)
 
 
-def in_words(count: float) -> str:
+def format_count(count: float) -> str:
     """Returns a count with about three digits, such as "4.39 million"."""
     for name, size in (("billion", 1e9), ("million", 1e6)):
         if count >= size:

@@ -18,7 +18,7 @@ from bert_jax.runtime.errors import Diverged
 Line = Mapping[str, float]
 """An object of metrics.jsonl: a report on the steps since the last one, or an evaluation."""
 
-# A run has diverged if the loss is this many times the lowest, and by as much above it.
+# A run has diverged if the loss exceeds the lowest one of its phase by this factor and difference.
 DIVERGED, DIVERGED_BY = 2.0, 1.0
 SPIKE_WINDOW = 100  # Steps that the loss of the next one is compared with.
 MIN_SPIKE_WINDOW = 20
@@ -36,7 +36,7 @@ INPUT_BOUND = 0.5  # of the time of a step
 SLOW_HOST = 2.0  # times the median host time of the others, and `HOST_BOUND` of a step
 HOST_BOUND = 0.5
 MAX_LINES = 1000  # The last ones that are read.
-RECENT_LINES = 100  # An alarm is repeated if none of them has raised it.
+RECENT_LINES = 100  # An alarm is repeated if none of these before has raised it.
 SLOW = 0.9  # of the lowest estimated rows per second
 
 
@@ -62,8 +62,8 @@ def check_diverged(
         f"lowest of this phase, {lowest_loss:.4g}: the run has diverged. Start it in a new workdir "
         f"with a lower learning rate than {learning_rate:g}, such as {learning_rate / 3:.1g}, or a "
         f"longer warm-up than {warmup_steps:,} steps; or from weights saved before the "
-        "loss rose (metrics.jsonl has it): config.init_from=WORKDIR/checkpoints/STEP. "
-        "config.stop_diverged=False continues",
+        "loss rose (train/loss in metrics.jsonl): config.init_from=WORKDIR/checkpoints/STEP. "
+        "To continue anyway, set config.stop_diverged=False",
         step,
     )
 
@@ -71,7 +71,7 @@ def check_diverged(
 def extremes(
     step_metrics: Sequence[Mapping[str, float]], recent_losses: Sequence[float], config: Mapping
 ) -> dict[str, float]:
-    """Returns what means over the steps of a report hide, for its line in metrics.jsonl.
+    """Returns maxima and counts over the steps of a report, for its line in metrics.jsonl.
 
     `step_metrics` are the `loss` and `gradient_norm` of these steps, and `recent_losses` those of
     up to `SPIKE_WINDOW` steps before, in the same phase.
@@ -142,7 +142,7 @@ def _describe_hosts(line: Line) -> str:
 
 
 def new_alarms(lines: Sequence[Line], config: Mapping) -> list[Alarm]:
-    """Returns the alarms of the last line that no recent line has raised since an evaluation.
+    """Returns the alarms of the last line that no recent line since the last evaluation has raised.
 
     What stays wrong is thus repeated after each evaluation.
 

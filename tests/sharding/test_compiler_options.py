@@ -22,7 +22,9 @@ from bert_jax.sharding.compiler_options import (
 def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_options):
     device = types.SimpleNamespace(device_kind=kind)
     mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
-    assert bool(compiler_options(mesh, hidden_size)) == has_options
+    options = compiler_options(mesh, hidden_size)
+    assert options.get("xla_enable_async_all_gather", False) == has_options
+    assert ("xla_msa_max_repacks" in options) == (kind == "TPU v4")
 
 
 @pytest.mark.parametrize(

@@ -262,12 +262,12 @@ def test_sweep_on_one_host_runs_without_multihost_flags(cloud):
 
 @pytest.mark.slow
 def test_preempted_pods_are_restarted_by_the_cluster(cloud):
-    cloud.plan([75, 75], [0, 139], [137, 134], 0)
+    cloud.plan([75, 75], [0, 143], [137, 134], 0)
     result = cloud.run("launch")
     assert result.returncode == 0, result.stderr
     assert cloud.steps() == ["storage", "apply", *["logs"] * 4]
     assert [f"restart {n}: waiting for" in result.stderr for n in (1, 2, 3, 4)] == [True] * 3 + [0]
-    for pod, code in {"0-3": 75, "1-3": 75, "1-2": 139, "0-1": 137, "1-1": 134}.items():
+    for pod, code in {"0-3": 75, "1-3": 75, "1-2": 143, "0-1": 137, "1-1": 134}.items():
         assert f"pod tiny-slice-0-{pod} ended with exit code {code}" in result.stderr
     assert result.stderr.count("ended with exit code") == 5
     runs = [words for words in cloud.python_arguments(1) if words[1] == "bert_jax.pretrain"]

@@ -48,10 +48,10 @@ def test_pretraining(tmp_path):
         "masked-LM accuracy": ["train", "held-out"],
         "next-sentence accuracy": ["train", "held-out", "chance"],
         "goodput, since the first start": [],
-        "loss": ["train", "largest of a step"],
-        "gradient norm": ["train", "largest of a step"],
+        "loss": ["train", "max of a step"],
+        "gradient norm": ["train", "max of a step"],
         "rows per second": ["estimated"],
-        "time of the host (s per step)": ["wait for a batch", "whole step", "host time"],
+        "seconds per step": ["wait for a batch", "whole step", "host time"],
         "learning rate": [],
     }
 
@@ -69,7 +69,7 @@ def test_alarms_are_marked_and_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = pathlib.Path("a")
     write_run_with_a_spike(run)
-    assert curves(run) == {"loss": ["train", "largest of a step", "alarm"], "learning rate": []}
+    assert curves(run) == {"loss": ["train", "max of a step", "alarm"], "learning rate": []}
     (mark,) = [line for line in plot.draw(run).axes[0].lines if line.get_label() == "alarm"]
     assert set(mark.get_xdata()) == {20}
     write_metrics(pathlib.Path("b"), "train/loss train/mlm_loss heldout/unigram_entropy")

@@ -41,13 +41,14 @@ def test_roofline_ranks_slices_under_both_names_and_says_what_to_set(tmp_path):
     assert {row["slice"] for row in rows} == {
         *("v4:2x2x1 (v4-8)", "v5e:2x4 (v5litepod-8)", "v4:8x8x16 (v4-2048)", "v6e:1x1 (v6e-1)")
     }
-    assert rows[-1]["fits, GiB"].startswith("no: batches of 256 rows do not divide over 1024")
+    assert rows[-1]["fits, GiB"].startswith("no: batches of 256 rows cannot be divided over 1024")
     assert rows[-2]["slice"] == "v6e:1x1 (v6e-1)" and rows[-2]["price"] == ""
     assert all(row["estimate"] == "roofline" for row in rows[:-1])
     assert f"{prices}, of 2026-01-01" in result.stdout and "check them at https://" in result.stdout
     assert "6 preemptions per day are assumed" in result.stdout
-    (best,) = [line for line in result.stdout.splitlines() if line.startswith("Best: ")]
-    assert best.startswith(f"Best: {rows[0]['slice']}, with {TINY} ")
+    (best,) = [line for line in result.stdout.splitlines() if line.startswith("Best")]
+    assert best.startswith(f"Best, by roofline alone: {rows[0]['slice']}, with {TINY} ")
+    assert "At the fastest clock that the peak of v6e allows, best: " in result.stdout
     assert "--config.checkpoint_every=" in best and " --config.eval_every=50 " in best
 
 

@@ -207,7 +207,7 @@ def test_estimate_of_another_run_is_refused_by_name(phase, changes, message, tmp
 def test_numbers_are_written_in_a_suitable_unit():
     counts = (7, 61_439, 4.386e6, 109_482_240, 2.8e10)
     words = ["7", "61,439", "4.39 million", "109 million", "28 billion"]
-    assert [forecast.in_words(count) for count in counts] == words
+    assert [forecast.format_count(count) for count in counts] == words
     times = (0.25, 119, 200, 9000, 86400, 1_781 * 86400)
     words = ["0.25 s", "119 s", "3.33 minutes", "2.5 hours", "24 hours", "1,781 days"]
     assert [forecast.duration(seconds) for seconds in times] == words

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import pathlib
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.pods.chips import CHIPS
@@ -21,7 +21,7 @@ EXPOSED_SHARE = 0.05  # Of the computation. Exposed communication is only known 
 MIN_MEASUREMENTS = 2  # Of others; a factor of fewer is not trusted.
 MIN_SPREAD = 1.25
 NUMBERS = ("low", "factor", "high")  # In a file of tools/calibrate.py.
-SHAPES = ("max_seq_length", "tokens_per_device", "num_params")  # There: what was measured.
+SHAPES = ("max_seq_length", "tokens_per_device", "num_params")  # There, of each phase.
 SAME_PARAMS = 1.05  # A larger ratio of the parameters of two models makes them different.
 
 
@@ -60,9 +60,9 @@ class Calibration:
     factor: float  # The median.
     low: float
     high: float
-    num_measurements: int  # On this chip; 0 if the figures are of other chips.
+    num_measurements: int  # On this chip; with few, the figures are of all chips.
     source: str
-    measured: Mapping | None = None  # SHAPES, of a file; None: measurements of many shapes.
+    measured: Sequence[Mapping] = ()  # SHAPES of each phase, of a file.
 
     def __str__(self) -> str:
         """Returns the factor, its range and its source: "1.1 (0.9 to 1.2): FILE, measured ..."."""
@@ -87,24 +87,24 @@ def calibrates(measurement: dict) -> bool:
 def calibration_of(chip: str, file: str | None = None) -> Calibration:
     """Returns the calibration of a chip, from published measurements or a file.
 
-    The factor is the median of the ratios. The range has all of them, and reaches from the factor
-    to MIN_SPREAD times less and more, or further: other programs differ by more than a few similar
-    ones. A chip without a measured step has the ratios of all chips. Raises ValueError for a `file`
-    that is not of tools/calibrate.py, or is of another chip.
+    The factor is the median of the ratios. The range has all of them, and reaches at least from
+    factor / MIN_SPREAD to factor * MIN_SPREAD: other programs differ by more than a few similar
+    ones. A chip with fewer than MIN_MEASUREMENTS steps has the ratios of all chips. Raises
+    ValueError for a `file` that is not of tools/calibrate.py, or is of another chip.
     """
     if file:
         return _read_file(chip, file)
     by_chip = {}
     for measurement in filter(calibrates, read_published()):
         by_chip.setdefault(measurement["chip"], []).append(ratio(measurement))
-    ratios = by_chip.get(chip, [each for own in by_chip.values() for each in own])
+    ratios = by_chip.get(chip, [])
+    count, source = len(ratios), f"{len(ratios)} published measurements"
+    if count < MIN_MEASUREMENTS:
+        ratios = [each for own in by_chip.values() for each in own]
+        names = ", ".join(name for name in CHIPS if name in by_chip)
+        source = f"{len(ratios)} published measurements of {names}"
     factor = statistics.median(ratios)
     low, high = _widened(min(ratios), factor, max(ratios))
-    count = len(ratios) if chip in by_chip else 0
-    source = f"{count} published measurement{'s' * (count > 1)}"
-    if not count:
-        names = ", ".join(name for name in CHIPS if name in by_chip)
-        source = f"published measurements of {names}"
     return Calibration(chip, factor, low, high, count, source)
 
 
@@ -117,12 +117,12 @@ def _read_file(chip: str, file: str) -> Calibration:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         low, factor, high = (float(stored[name]) for name in NUMBERS)
-        measured = {name: int(stored[name]) for name in SHAPES}
+        measured = [{name: int(each[name]) for name in SHAPES} for each in stored["phases"]]
         measured_chip, date = stored["chip"], stored["date"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"--calibration={file} is not a file of tools/calibrate.py, with chip, date, "
-            f"{', '.join((*NUMBERS, *SHAPES))}: {error!r}"
+            f"{', '.join(NUMBERS)}, and phases with {', '.join(SHAPES)}: {error!r}"
         ) from error
     if not 0 < low <= factor <= high:
         raise ValueError(
@@ -142,12 +142,13 @@ def _read_file(chip: str, file: str) -> Calibration:
     return Calibration(chip, factor, low, high, 1, source, measured=measured)
 
 
-def measured_range(calibration: Calibration, computation: float, exposed: float = 0.0) -> Range:
-    """Returns the time that an estimated one is likely to take.
+def calibrated_range(calibration: Calibration, computation: float, exposed: float = 0.0) -> Range:
+    """Returns the range of the real time of a step, or a run, in the unit of its estimate.
 
     `computation` is estimated at the clock of `CHIPS`, without communication. `exposed`
-    communication, of which only a minimum is known, is added as it is. What the published steps
-    exposed is in the factor too: little, as their factors are near 1.
+    communication, of which only a minimum is known, is added without a factor. The factor already
+    contains the exposed communication of the published steps: this part is counted twice, but is
+    small, as factors are near 1.
     """
     factors = calibration.low, calibration.factor, calibration.high
     return Range(*(computation * factor + exposed for factor in factors))
@@ -156,20 +157,21 @@ def measured_range(calibration: Calibration, computation: float, exposed: float 
 def why_not_calibrated(calibration: Calibration, steps: Iterable[TimedStep]) -> list[str]:
     """Returns the reasons why the range may miss the truth; [] for a calibrated case.
 
-    `steps` are those of the phases of a run. A measurement of this machine holds for its own
-    shapes, those of others for more than FEW_TOKENS.
+    `steps` are those of the phases of a run. A file of tools/calibrate.py holds for the shapes that
+    it was measured with, published measurements for more than FEW_TOKENS tokens per device.
     """
     return list(dict.fromkeys(reason for step in steps for reason in _reasons(calibration, step)))
 
 
 def _reasons(calibration: Calibration, step: TimedStep) -> Iterator[str]:
     tokens_per_device = step.rows * step.length
-    if measured := calibration.measured:
-        shapes = dict(zip(SHAPES, (step.length, tokens_per_device, step.num_params), strict=True))
-        for name, found in shapes.items():
-            low, high = sorted((found, measured[name]))
-            if high > low * (SAME_PARAMS if name == "num_params" else 1):
-                yield f"{name} is {found:,}, but {measured[name]:,} was measured"
+    if calibration.measured:
+        shapes = step.length, tokens_per_device, step.num_params
+        if not any(_is_same(each, *shapes) for each in calibration.measured):
+            measured = " or ".join(
+                _describe(*map(each.get, SHAPES)) for each in calibration.measured
+            )
+            yield f"{_describe(*shapes)} were not measured, but {measured}"
     else:
         if calibration.num_measurements < MIN_MEASUREMENTS:
             count = "only one" if calibration.num_measurements else "no"
@@ -185,3 +187,14 @@ def _reasons(calibration: Calibration, step: TimedStep) -> Iterator[str]:
             f"{step.exposed / step.computation:.0%} of the computation, and only a minimum of it "
             "is known"
         )
+
+
+def _is_same(measured: Mapping, length: int, tokens_per_device: int, num_params: int) -> bool:
+    low, high = sorted((num_params, measured["num_params"]))
+    shapes = measured["max_seq_length"], measured["tokens_per_device"]
+    return shapes == (length, tokens_per_device) and high <= low * SAME_PARAMS
+
+
+def _describe(length: int, tokens_per_device: int, num_params: int) -> str:
+    tokens = f"{tokens_per_device:,} tokens per device in rows of {length}"
+    return f"{tokens} with {num_params:,} parameters"

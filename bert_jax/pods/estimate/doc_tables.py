@@ -1,4 +1,4 @@
-"""Compiles the tables of docs/tpu.md and its log, for tools/tpu_tables.py."""
+"""Makes the compiled tables of docs/tpu.md and docs/log, for tools/tpu_tables.py."""
 
 import datetime
 import functools
@@ -18,7 +18,7 @@ from bert_jax.configs.finetune import contrastive
 from bert_jax.configs.pretrain import own_language
 from bert_jax.configs.sweeps import paper
 from bert_jax.data.features import steps_per_epoch
-from bert_jax.pods.chips import CHIPS, GIB, parse_topology
+from bert_jax.pods.chips import CHIPS, GIB, both_names, parse_topology
 from bert_jax.pods.estimate import (
     compilation,
     contrastive_report,
@@ -34,16 +34,16 @@ MAX_FLOPS_ERROR = 0.03  # Relative difference of compiled and analytic FLOPs.
 
 # Those that notebooks offer for nothing: Colab's single chips, and Kaggle's eight.
 NOTEBOOK_SLICES = ("v5e:1x1", "v5e:2x4", "v6e:1x1")
-STRETCH_HOURS = 8.5  # Of a notebook's session, in experiments/notebooks/own_language.ipynb.
+SESSION_HOURS = 8.5  # Of a notebook, in experiments/notebooks/own_language.ipynb.
 NOTEBOOK_COLUMNS = (
     "slice",
     "model",
-    "tokens of a row",
+    "tokens per row",
     "rows per chip and microbatch",
     "HBM per chip, GiB",
     "tokens per second",
-    f"billions in {STRETCH_HOURS} hours",
-    f"hours for {own_language.TOKENS // 10**9} billion",
+    f"billion tokens in {SESSION_HOURS} hours",
+    f"hours for {own_language.TOKENS // 10**9} billion tokens",
     "MFU",
 )
 STACKS_SLICE = "v4:2x2x4"
@@ -58,13 +58,13 @@ class Table(NamedTuple):
 
 
 class Reports:
-    """Makes reports and keeps them in a directory, for one compiler and one state of the code."""
+    """Compiles reports and keeps them in a directory, for one compiler and state of the code."""
 
     def __init__(self, directory: pathlib.Path):
         self._directory = directory
-        self.taken: list[dict] = []  # Since the last table began.
+        self.used: list[dict] = []  # By the current table.
 
-    def take(self, name: str, make_report: Callable[[], dict]) -> dict:
+    def load_or_make(self, name: str, make_report: Callable[[], dict]) -> dict:
         """Returns the report that is kept under a name, or makes it.
 
         Its "compiler" has the versions of libtpu and jax, its "date" the day on which it was made.
@@ -78,13 +78,13 @@ class Reports:
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
             partial.replace(path)
-        self.taken.append(report)
+        self.used.append(report)
         return report
 
     def footnote(self) -> str:
         """Returns when and with what the reports of a table were compiled."""
-        dates = sorted({report["date"] for report in self.taken})
-        versions = ", ".join(f"{name} {each}" for name, each in self.taken[0]["compiler"].items())
+        dates = sorted({report["date"] for report in self.used})
+        versions = ", ".join(f"{name} {each}" for name, each in self.used[0]["compiler"].items())
         return f"\nCompiled {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {versions}.\n"
 
 
@@ -108,7 +108,7 @@ def pods(reports: Reports) -> tuple[str, list[str]]:
     for name in PODS:
         module, _, argument = name.partition(".py:")
         config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config(argument)
-        report = reports.take(
+        report = reports.load_or_make(
             name, functools.partial(_pod_report, config, topology=default_topology(name))
         )
         chips[parse_topology(report["topology"])[0]] = None
@@ -138,7 +138,7 @@ def notebooks(reports: Reports) -> tuple[str, list[str]]:
     for topology in NOTEBOOK_SLICES:
         for model in own_language.MODELS:
             config = own_language.get_config(model)
-            report = reports.take(
+            report = reports.load_or_make(
                 f"own_language.py:{model}-{topology}",
                 functools.partial(_pod_report, config, topology),
             )
@@ -146,13 +146,20 @@ def notebooks(reports: Reports) -> tuple[str, list[str]]:
             print(row, end="", flush=True)
             table += row
             problems += _misfit(report, f"own_language.py:{model}")
-    return table, problems
+    chips = {parse_topology(topology)[0]: topology for topology in NOTEBOOK_SLICES}
+    clocks = ", ".join(
+        f"{chip} at {report_text.format_clock(topology)}"
+        for chip, topology in chips.items()
+        if CHIPS[chip].max_clock_hz
+    )
+    note = f"† At both ends of the clock: {clocks}."
+    return f"{table}\n{note}\n\n{report_text.factor_note(chips)}\n", problems
 
 
 def _format_notebook_row(model: str, report: dict) -> str:
     (phase,) = report["phases"]
     if not phase["fits"]:
-        return _row(report["topology"], f"`{model}`", "does not fit", *[""] * 6)
+        return _row(both_names(report["topology"]), f"`{model}`", "does not fit", *[""] * 6)
     length = phase["max_seq_length"]
 
     def at_clocks(form: str, value: Callable[[dict], float]) -> str:
@@ -160,26 +167,28 @@ def _format_notebook_row(model: str, report: dict) -> str:
         clocks = [phase, *filter(None, [phase["at_max_clock"]])]
         return " to ".join(form.format(value(each)) for each in clocks)
 
+    def seconds(figures: dict) -> float:
+        return figures["computation_seconds"] + figures["exposed_seconds"]
+
     def tokens_per_second(figures: dict) -> float:
-        seconds = figures["step_seconds"] + figures["exposed_seconds"]
-        return phase["batch_size"] * length / seconds
+        return phase["batch_size"] * length / seconds(figures)
 
     return _row(
-        report["topology"] + " †" * bool(phase["at_max_clock"]),
+        both_names(report["topology"]) + " †" * bool(phase["at_max_clock"]),
         f"`{model}`",
         f"{length:,}",
         phase["per_device_batch_size"],
         f"{phase['hbm_bytes_per_device'] / GIB:.1f}",
         at_clocks("{:,.0f}", tokens_per_second),
-        at_clocks("{:.1f}", lambda each: tokens_per_second(each) * STRETCH_HOURS * 3600 / 1e9),
+        at_clocks("{:.1f}", lambda each: tokens_per_second(each) * SESSION_HOURS * 3600 / 1e9),
         at_clocks("{:.1f}", lambda each: own_language.TOKENS / tokens_per_second(each) / 3600),
-        at_clocks("{:.0%}", lambda each: each["mfu"]),
+        at_clocks("{:.0%}", lambda each: each["mfu"] * each["computation_seconds"] / seconds(each)),
     )
 
 
 def stacks(reports: Reports) -> tuple[str, list[str]]:
     """Returns the table of stacked fine-tuning trials of MRPC, and whether one does not fit."""
-    report = reports.take(
+    report = reports.load_or_make(
         f"paper.py:glue:mrpc-{STACKS_SLICE}",
         functools.partial(stack_report.report, paper.get_config("glue:mrpc").base, STACKS_SLICE),
     )
@@ -189,7 +198,7 @@ def stacks(reports: Reports) -> tuple[str, list[str]]:
 def bi_encoder(reports: Reports) -> tuple[str, list[str]]:
     """Returns the table of E5's contrastive pre-training, and whether it does not fit."""
     config = contrastive.get_config()
-    report = reports.take(
+    report = reports.load_or_make(
         f"contrastive.py-{BI_ENCODER_SLICE}",
         functools.partial(
             contrastive_report.report,
@@ -199,7 +208,7 @@ def bi_encoder(reports: Reports) -> tuple[str, list[str]]:
         ),
     )
     (phase,) = report["phases"]
-    table = _header((f"E5's pre-training on {BI_ENCODER_SLICE}", "BERT_BASE, bfloat16"))
+    table = _header((f"E5's pre-training on {both_names(BI_ENCODER_SLICE)}", "BERT_BASE, bfloat16"))
     if not report["fits"]:
         return f"{table}{_row('HBM', 'does not fit')}", _misfit(report, "contrastive.py")
     rows, num_steps = phase["per_device_batch_size"], phase["num_steps"]
@@ -218,13 +227,16 @@ def bi_encoder(reports: Reports) -> tuple[str, list[str]]:
         "HBM per chip": f"{used:.1f} of {capacity:.0f} GiB",
         "cycles per pair": f"{phase['cycles_per_row']:,.0f} of one chip",
         "of these": shares,
-        "time per step": f"{phase['step_seconds']:.1f} s, exposed collectives {exposed_ms:.0f} ms",
+        "computation of a step": f"{phase['computation_seconds']:.1f} s",
+        "exposed collectives of a step": f"{exposed_ms:.0f} ms",
         "pairs per second": f"{phase['rows_per_second_per_chip']:,.0f} per chip",
-        "MFU": f"{phase['mfu']:.0%}",
+        "MFU, without collectives": f"{phase['mfu']:.0%}",
         f"hours of {num_steps:,} steps": f"{hours:.1f}",
         f"hours of {contrastive.NUM_PAIRS / 1e6:.0f} million pairs, once each": f"{once:.1f}",
     }
-    return table + "".join(_row(*each) for each in cells.items()), []
+    table += "".join(_row(*each) for each in cells.items())
+    factors = report_text.factor_note([parse_topology(BI_ENCODER_SLICE)[0]])
+    return f"{table}\n{factors}\n", []
 
 
 TABLES = {
@@ -248,7 +260,7 @@ def check_page(docs: pathlib.Path, name: str) -> None:
 
 def write_table(docs: pathlib.Path, name: str, reports: Reports) -> list[str]:
     """Compiles what a table needs, and writes it into its page. Returns what is wrong with it."""
-    reports.taken.clear()
+    reports.used.clear()
     table, problems = TABLES[name].make(reports)
     page, before = docs / TABLES[name].page, BEFORE.format(name)
     start, _, rest = page.read_text(encoding="utf-8").partition(before)

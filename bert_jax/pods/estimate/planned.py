@@ -62,10 +62,14 @@ def plan_run(
 ) -> tuple[list[Phase], Tokenizer | types.SimpleNamespace]:
     """Returns the phases of a run and its tokenizer, from its corpora if it has any.
 
-    `lengths` are those of `planned_phases`. Raises ValueError for an invalid configuration.
+    `lengths` are those of `planned_phases`. Raises ValueError for an invalid configuration, and for
+    lengths beside a corpus.
     """
     check_numbers(config)
     if has_corpus(config):
+        for name, length in zip(("max_seq_length", "long_max_seq_length"), lengths, strict=True):
+            if length:
+                raise ValueError(f"--{name} has no effect with a corpus: remove it")
         phases = open_phases(config)
         return phases, phases[0].train.tokenizer
     return planned_phases(config, lengths), released_tokenizer(config.model)

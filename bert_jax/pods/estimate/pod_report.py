@@ -274,7 +274,7 @@ def _times(
     hours = (seconds + exposed_seconds) / 3600
     return {
         "clock_hz": clock_hz,
-        "step_seconds": seconds,
+        "computation_seconds": seconds,
         "collective_seconds": collective_seconds,
         "exposed_seconds": exposed_seconds,
         "rows_per_second_per_chip": rate,

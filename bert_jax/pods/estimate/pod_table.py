@@ -67,10 +67,10 @@ def print_sweep(
     if not fitting:
         print("nothing fits")
         return False
-    best = min(fitting, key=report_text.exposed_hours)
+    best = min(fitting, key=report_text.total_hours)
     print(f"best: {report_text.format_sweep_row(best)}")
     if best["at_max_clock"]:
-        at_max = min(fitting, key=lambda row: report_text.exposed_hours(row["at_max_clock"]))
+        at_max = min(fitting, key=lambda row: report_text.total_hours(row["at_max_clock"]))
         if at_max is not best:
             row = report_text.format_sweep_row(at_max)
             print(f"best at the fastest clock that the peak allows: {row}")

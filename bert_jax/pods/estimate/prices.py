@@ -29,10 +29,12 @@ def read_prices(file: str) -> Prices:
         raise ValueError(f"{file} is not a file like configs/tpu_prices.toml: {error}") from error
     date, currency = stored.get("date"), stored.get("currency")
     if not isinstance(date, datetime.date) or isinstance(date, datetime.datetime):
-        expected = "expected a day, not a text in quotes or a time: date = 2026-11-30"
+        expected = "expected a date without quotes and time: date = 2026-11-30"
         raise ValueError(f"{file}: date={date}: {expected}")
     if not isinstance(currency, str) or not currency:
-        raise ValueError(f'{file}: currency={currency}: expected a text, such as currency = "USD"')
+        raise ValueError(
+            f'{file}: currency={currency}: expected a string, such as currency = "USD"'
+        )
     if unknown := stored.keys() - {"date", "currency", *KINDS}:
         expected = f"expected date, currency, [{KINDS[0]}] and [{KINDS[1]}]"
         raise ValueError(f"{file}: there is no field {min(unknown)!r}: {expected}")

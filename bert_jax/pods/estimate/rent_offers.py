@@ -1,6 +1,8 @@
 """Compares what a pre-training run would take and cost on several slices, for tools/rent.py."""
 
+import collections
 import datetime
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -15,9 +17,10 @@ from bert_jax.pods.estimate.calibration import (
     Calibration,
     Range,
     TimedStep,
-    measured_range,
+    calibrated_range,
     why_not_calibrated,
 )
+from bert_jax.pods.estimate.hlo_cost import MissingKernelCycles
 from bert_jax.pods.estimate.report_text import format_flags
 from bert_jax.pods.estimate.roofline import (
     ERROR,
@@ -104,7 +107,7 @@ def make_offer(
     num_steps = sum(work.num_steps for work in works)
     seconds, timed_steps, flops = [0.0, 0.0, 0.0], [], 0.0
     for work, rows, step in zip(works, plan.rows, plan.steps, strict=True):
-        low, typical, high = measured_range(calibration, step.computation, step.exposed)
+        low, typical, high = calibrated_range(calibration, step.computation, step.exposed)
         for index, each in enumerate((low / slack, typical, high * slack)):
             seconds[index] += work.num_steps * each
         flops += work.num_steps * work.batch_size * work.flops
@@ -113,7 +116,7 @@ def make_offer(
     last = works[-1]
     share = EVALUATION_SHARE / (1 + RECOMPUTED[plan.layout.remat])
     share *= run.heldout_rows / last.batch_size
-    low, typical, high = measured_range(calibration, share * plan.steps[-1].computation)
+    low, typical, high = calibrated_range(calibration, share * plan.steps[-1].computation)
     evaluations = low / slack, typical, high * slack
     parts = [
         hours_of_run(
@@ -164,8 +167,8 @@ def compile_offer(
     """Compiles the steps of the best plan that fits the slice of an offer, and prints each try.
 
     `offer_of` returns the offer of a slice with a plan, whose steps may be compiled ones. Returns
-    `offer`, that of the roofline, with a problem if the compiler or the table of kernels rejects a
-    step.
+    `offer`, that of the roofline, if the table of kernels has no cycles for a step, and with a
+    problem if the compiler rejects it.
     """
     topology, tried = offer.topology, []
     for plan in best_plans(works, topology):
@@ -179,18 +182,43 @@ def compile_offer(
         try:
             report = pod_report.report(changed, topology, phases, tokenizer)
         except (ValueError, jax.errors.JaxRuntimeError) as error:
-            problem = f"is not compiled: {' '.join(describe_error(error).split())}"
+            problem = f"not compiled: {' '.join(describe_error(error).split())}"
             print(f"  {problem}", flush=True)
+            if isinstance(error, MissingKernelCycles):  # That says nothing of the slice.
+                return offer._replace(not_calibrated=(*offer.not_calibrated, problem))
             return offer._replace(problem=problem)
         seconds = f"({report['compile_seconds']:.0f} s)"
         if report["fits"]:
             plan = with_compiled_steps(plan._replace(fits=True), report["phases"])
-            compiled = offer_of(topology, plan, True)
+            compiled = offer_of(topology, plan, True)._replace(limit=compiled_limit(report))
             print(f"  fits: {compiled.hours} hours {seconds}", flush=True)
             return compiled
         print(f"  does not fit {seconds}", flush=True)
         tried.append(memory)
     return Offer(topology, problem="no step that was compiled fits")
+
+
+def compile_best(
+    offers: Sequence[Offer],
+    count: int,
+    compile_one: Callable[[Offer], Offer],
+    rank: Callable[[list[Offer]], list[Offer]],
+) -> list[Offer]:
+    """Compiles the best `count` offers, and further ones until the best is a compiled one.
+
+    Returns all, ranked again. An offer that cannot be compiled is tried once.
+    """
+    offers, tried = list(offers), set()
+    for turn in itertools.count():
+        if turn >= count:
+            offers = rank(offers)
+        untried = [
+            each for each in offers if each.plan and each.plan.fits and each.topology not in tried
+        ]
+        if not untried or (turn >= count and offers[0] is not untried[0]):
+            return rank(offers)
+        tried.add(untried[0].topology)
+        offers[offers.index(untried[0])] = compile_one(untried[0])
 
 
 def what_limits(works: Sequence[Work], plan: Plan) -> str:
@@ -204,6 +232,31 @@ def what_limits(works: Sequence[Work], plan: Plan) -> str:
     return f"{names[most]} {totals[most] / sum(totals):.0%}"
 
 
+def compiled_limit(report: dict) -> str:
+    """Returns the part of the model, or the exposed links, that takes the most time of all steps.
+
+    `report` is that of the compiled steps; the share is of their time.
+    """
+    totals = collections.Counter()
+    for phase in report["phases"]:
+        for part, directions in phase["cycles_by_part"].items():
+            totals[part] += phase["num_steps"] * sum(directions.values()) / phase["clock_hz"]
+        totals["links"] += phase["num_steps"] * phase["exposed_seconds"]
+    ((part, most),) = totals.most_common(1)
+    return f"{part} {most / totals.total():.0%}"
+
+
+def at_max_clock(plan: Plan, topology: str) -> Plan:
+    """Returns a plan at the fastest clock of its chip, at which all but HBM and links is faster."""
+    chip = CHIPS[parse_topology(topology)[0]]
+    ratio = chip.clock_hz / (chip.max_clock_hz or chip.clock_hz)
+    steps = (
+        step._replace(products=ratio * step.products, elements=ratio * step.elements)
+        for step in plan.steps
+    )
+    return plan._replace(steps=tuple(steps))
+
+
 def with_compiled_steps(plan: Plan, phases: Sequence[dict]) -> Plan:
     """Returns a plan with the estimates of the compiler, from the report's figures of each phase.
 
@@ -211,7 +264,7 @@ def with_compiled_steps(plan: Plan, phases: Sequence[dict]) -> Plan:
     """
     steps = []
     for step, phase in zip(plan.steps, phases, strict=True):
-        ratio = phase["step_seconds"] / step.computation
+        ratio = phase["computation_seconds"] / step.computation
         parts = (ratio * each for each in step[:3])
         steps.append(Step(*parts, phase["exposed_seconds"], phase["hbm_bytes_per_device"]))
     return plan._replace(steps=tuple(steps))
@@ -240,9 +293,9 @@ def ranked(
 ) -> list[Offer]:
     """Returns the offers, the best first.
 
-    Those that fit come first, then those that fit but were rejected by the compiler; of each, those
-    whose typical hours are within the deadline, the cheapest first.
-    Without any prices, the fastest is first; one without a price is last.
+    Those that fit come first, then those that fit by roofline but were rejected by the compiler,
+    then those that do not fit. Among each, those whose typical hours are within the deadline come
+    first, by price, or without prices by hours; one without a price is last.
     """
 
     def key(offer: Offer):

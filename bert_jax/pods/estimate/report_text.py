@@ -8,8 +8,8 @@ from bert_jax.pods.estimate.calibration import (
     Calibration,
     Range,
     TimedStep,
+    calibrated_range,
     calibration_of,
-    measured_range,
     why_not_calibrated,
 )
 
@@ -75,10 +75,10 @@ def format_report(
 def format_verdict(
     report: dict, calibration: Calibration, price_per_chip_hour: float | None
 ) -> list[str]:
-    """Returns what one wants to know first, in three lines: it fits, hours, price.
+    """Returns the first lines of a report: whether the run fits, its hours, and its price.
 
-    A report that does not fit has the first alone: what fits has hours. With a reason why the
-    hours may be outside of their range, there is a fourth line.
+    A fourth line gives the reasons why the hours may be outside of their range, if there are any. A
+    run that does not fit has a line for each phase that does not, and no others.
     """
     if not report["fits"]:
         failed = [phase for phase in report["phases"] if not phase["fits"]]
@@ -93,14 +93,14 @@ def format_verdict(
     name, hint = "chip-hours", "; --price_per_chip_hour=PRICE gives the price"
     if price_per_chip_hour is not None:
         cost = cost.times(price_per_chip_hour)
-        name, hint = "price", f", at {price_per_chip_hour:g} per chip and hour"
+        name, hint = "price", f", at {price_per_chip_hour:g} per chip-hour"
     lines = [
         f"FITS {both_names(report['topology'])}: {used / GIB:.1f} of {capacity / GIB:.0f} GiB per "
         "device",
         f"hours: {hours}, of training steps alone; compiler's estimate x {calibration}",
         f"{name}: {cost}{hint}",
     ]
-    if reasons := why_not_calibrated(calibration, timed_steps(report)):
+    if reasons := not_calibrated(report, calibration):
         lines.append(f"NOT CALIBRATED: {'; '.join(reasons)}")
     return lines
 
@@ -108,7 +108,7 @@ def format_verdict(
 def likely_figures(
     report: dict, calibration: Calibration, price_per_chip_hour: float | None
 ) -> dict:
-    """Returns what a calibration adds to a report that fits, for its JSON file.
+    """Returns what a calibration adds to the report of a run that fits, for its JSON file.
 
     "likely_step_seconds" has an entry for each phase, with exposed communication.
     """
@@ -117,7 +117,7 @@ def likely_figures(
         "likely_hours": hours._asdict(),
         "likely_step_seconds": [each._asdict() for each in likely_seconds(report, calibration)],
         "calibration": vars(calibration),
-        "not_calibrated": why_not_calibrated(calibration, timed_steps(report)),
+        "not_calibrated": not_calibrated(report, calibration),
     }
     if price_per_chip_hour is not None:
         price = hours.times(report["num_chips"]).times(price_per_chip_hour)
@@ -125,14 +125,22 @@ def likely_figures(
     return figures
 
 
+def not_calibrated(report: dict, calibration: Calibration) -> list[str]:
+    """Returns the reasons why the hours of a run that fits may be outside of their range."""
+    reasons = why_not_calibrated(calibration, timed_steps(report))
+    if report["num_slices"] > 1:
+        reasons.append("no time includes the network between slices")
+    return reasons
+
+
 def timed_steps(report: dict) -> list[TimedStep]:
-    """Returns the steps of the phases of a report that fits."""
+    """Returns the steps of the phases of a run that fits."""
     return [
         TimedStep(
             phase["per_device_batch_size"],
             phase["max_seq_length"],
             report["num_params"],
-            phase["step_seconds"],
+            phase["computation_seconds"],
             phase["exposed_seconds"],
         )
         for phase in report["phases"]
@@ -140,14 +148,15 @@ def timed_steps(report: dict) -> list[TimedStep]:
 
 
 def likely_seconds(report: dict, calibration: Calibration) -> list[Range]:
-    """Returns the seconds that a step of each phase of a report that fits is likely to take."""
+    """Returns the seconds that a step of each phase of a run that fits is likely to take."""
     return [
-        measured_range(calibration, step.computation, step.exposed) for step in timed_steps(report)
+        calibrated_range(calibration, step.computation, step.exposed)
+        for step in timed_steps(report)
     ]
 
 
 def likely_hours(report: dict, calibration: Calibration) -> Range:
-    """Returns the hours that all steps of a report that fits are likely to take."""
+    """Returns the hours that all steps of a run that fits are likely to take."""
     hours = [
         seconds.times(phase["num_steps"] / 3600)
         for phase, seconds in zip(
@@ -186,8 +195,8 @@ def factor_note(chips: Iterable[str]) -> str:
     """Returns how long computation took on each real chip, relative to the compiler's hours."""
     factors = "; ".join(f"{chip} {calibration_of(chip)}" for chip in chips)
     return (
-        "Hours are the compiler's estimates. Real chips take, for computation without exposed "
-        f"collectives, these times as long: {factors}."
+        "Hours are the compiler's estimates. Measured over estimated time of computation, without "
+        f"exposed collectives: {factors}."
     )
 
 
@@ -272,7 +281,7 @@ def format_step(phase: dict) -> list[str]:
         "time per step": at_each_clock(
             phase,
             lambda each: (
-                f"{1e3 * each['step_seconds']:.2f} ms, collectives at least "
+                f"{1e3 * each['computation_seconds']:.2f} ms of computation, collectives at least "
                 f"{1e3 * each['collective_seconds']:.2f} ms, "
                 f"{1e3 * each['exposed_seconds']:.2f} exposed"
             ),
@@ -329,7 +338,7 @@ def format_table_row(name: str, report: dict, phase: dict) -> str:
             f"{phase['cycles_per_row']:,.0f}{' *' * has_missing_cycles(phase)}",
             f"{phase['rows_per_second_per_chip']:,.0f}{mark}",
             f"{phase['mfu']:.0%}{mark}",
-            f"+{phase['exposed_seconds'] / phase['step_seconds']:.0%}{mark}",
+            f"+{phase['exposed_seconds'] / phase['computation_seconds']:.0%}{mark}",
             f"{phase['hours_with_exposed_collectives']:.1f}{mark}",
             f"{phase['compile_seconds']:.0f} s",
         ]
@@ -351,5 +360,6 @@ def format_flags(changes: Mapping) -> str:
     return shlex.join(f"--config.{field}={value}" for field, value in changes.items())
 
 
-def exposed_hours(report: dict) -> float:
+def total_hours(report: dict) -> float:
+    """Returns the hours of all steps, with exposed collectives."""
     return report["total_hours_with_exposed_collectives"]

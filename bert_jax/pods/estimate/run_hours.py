@@ -1,14 +1,15 @@
 """Adds to the hours of the steps of a run what else a slice is paid for.
 
 That is evaluation, checkpoints, start-up and compilation and, on spot capacity, the work that
-preemptions lose. Everything is in seconds unless its name says hours.
+preemptions lose. Arguments are in seconds, `RunHours` in hours.
 """
 
 import dataclasses
 import math
 from typing import NamedTuple
 
-MAX_MISSED = 10  # Preemptions in the time of a start or of an interval, from which none ends.
+# With more preemptions expected during a start, or an interval between checkpoints, no run ends.
+MAX_PREEMPTIONS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +49,11 @@ class RunHours(NamedTuple):
 
 
 def best_interval(pause: float, between: float) -> float:
-    """Returns the time between checkpoints at which a run that is interrupted ends soonest.
+    """Returns the time between checkpoints at which a run that is preempted ends soonest.
 
     Args:
       pause: of the run for a checkpoint.
-      between: two interruptions, in the mean; they come at random.
+      between: the mean time between two preemptions, which come at random.
 
     Equation 37 of Daly, A higher order estimate of the optimum checkpoint interval for restart
     dumps (Future Generation Computer Systems 22, 2006). Its first term, sqrt(2 * pause * between),
@@ -65,13 +66,13 @@ def best_interval(pause: float, between: float) -> float:
     return math.sqrt(2 * pause * between) * (1 + ratio / 3 + ratio**2 / 9) - pause
 
 
-def time_with_interruptions(
+def time_with_preemptions(
     work: float, interval: float, pause: float, restart: float, between: float
 ) -> float:
     """Returns the mean time of a run that saves after each `interval` of work, from 0 to its end.
 
-    An interruption costs the work since the last save and a `restart`, which may be interrupted
-    too. The time between two is exponential with the mean `between` (Daly's complete model).
+    A preemption costs the work since the last save and a `restart`, which may be preempted too. The
+    time between two is exponential with the mean `between` (Daly's complete model).
     """
     per_interval = between * math.exp(restart / between) * math.expm1((interval + pause) / between)
     return work / interval * per_interval
@@ -110,13 +111,13 @@ def hours_of_run(
         # At least a step, and at most the run.
         checkpoint_every = min(max(round(interval / step), 1), num_steps)
         interval = checkpoint_every * step
-        if max(assumptions.restart, interval + pause) > MAX_MISSED * between:
+        if max(assumptions.restart, interval + pause) > MAX_PREEMPTIONS * between:
             raise ValueError(
                 f"preemptions_per_day={assumptions.preemptions_per_day:g}: one every {between:.3g} "
                 f"s, but a start takes {assumptions.restart:.3g} s, and a step with a checkpoint "
                 f"{step + pause:.3g}: the run would not end; expected fewer"
             )
-        expected = time_with_interruptions(work, interval, pause, assumptions.restart, between)
+        expected = time_with_preemptions(work, interval, pause, assumptions.restart, between)
         preemptions = expected - work * (1 + pause / interval)
     checkpoints = math.ceil(num_steps / checkpoint_every) * pause
     seconds = num_steps * step, num_evaluations * evaluation, checkpoints, assumptions.restart

@@ -23,7 +23,7 @@ from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import plan_execution
 from bert_jax.pods.chips import CHIPS, GIB, parse_topology
-from bert_jax.pods.estimate import compilation
+from bert_jax.pods.estimate import compilation, pod_report
 from bert_jax.pods.estimate.hlo_cost import step_cost
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
@@ -59,8 +59,10 @@ def report(config: ConfigDict, topology: str, model_size: str = "base") -> dict:
     stacks = []
     for num_trials, used in ((1, devices[:1]), (len(devices), devices), (4, devices[:1])):
         figures = {"trials": num_trials, "devices": len(used)}
+        name = f"trials: {num_trials}, devices: {len(used)}"
         try:
-            hbm, hlo = compile_stack(config, num_trials, used, model_size)
+            with pod_report.progress(f"compiling {name}"):
+                hbm, hlo = compile_stack(config, num_trials, used, model_size)
         except compilation.DoesNotFit as error:
             stacks.append(figures | {"fits": False, "hbm_bytes_per_device": error.num_bytes})
             continue

@@ -28,11 +28,9 @@ TOPOLOGY_FORM = (
     f"CHIP one of {', '.join(ACCELERATORS)}"
 )
 CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
-# The exit codes that mean "run it again". JAX aborts a process that has lost another one: 134, or
-# 139 as process 1 of a container, whose SIGABRT the kernel ignores, so that abort() ends with an
-# invalid instruction. A pod that does not end in time gets SIGKILL, 137; SIGTERM before Python
-# handles it is 143.
-RESTARTABLE = (PREEMPTED, 134, 137, 139, 143)
+# The exit codes that mean "run it again". JAX aborts a process that has lost another one: 134. A
+# pod that does not end in time gets SIGKILL, 137; SIGTERM before Python handles it is 143.
+RESTARTABLE = (PREEMPTED, 134, 137, 143)
 # Names of annotations of the JobSet.
 BUCKET, NUM_CHIPS, PRICE_PER_HOUR = "bert-jax/bucket", "bert-jax/chips", "bert-jax/price-per-hour"
 INITIALIZATION_TIMEOUT = 4 * 3600  # Seconds: another slice may get its capacity later.
@@ -235,31 +233,32 @@ def make_environment(settings: Job) -> list[dict]:
 
 
 def pod_command(settings: Job, commit: str, arguments: list[str]) -> str:
-    """Returns the shell command of a pod: unpack the commit, install it, and become the job.
+    """Returns the shell command of a pod: unpack the commit, install it, and run the job.
 
-    `exec` makes Python process 1 of its container, the one that gets SIGTERM. Each step before it
-    is tried three times, so that a short failure of the network on one host does not end the job. A
-    bucket that cannot be written, or that does not rename directories, as saving does, ends it.
-    The first pod records in the bucket, every minute, how long the job has run in all its attempts.
-    At the limit of the budget, all pods stop Python; their exit code lets the JobSet fail. The
-    first of them marks the limit in the bucket, because the others may stop by agreement with it
-    before their own clocks are there, with an exit code that would restart the JobSet. Then the
-    shell stays process 1, and passes SIGTERM on.
+    The shell stays process 1 of its container, and passes SIGTERM on to Python: so the job can
+    explain an abort by JAX (`watchdog.explain_abort`). Each step before it is tried three times, so
+    that a short failure of the network on one host does not end the job. A bucket that cannot be
+    written, or that does not rename directories, as saving does, ends it. The first pod records in
+    the bucket, every minute, how long the job has run in all its attempts. At the limit of the
+    budget, all pods stop Python; their exit code lets the JobSet fail. The first of them marks the
+    limit in the bucket, because the others may stop by agreement with it before their own clocks
+    are there, with an exit code that would restart the JobSet.
     """
     num_hosts = settings.topology.hosts_per_slice * settings.topology.num_slices
     if num_hosts > 1:
         timeout = f"--initialization_timeout={INITIALIZATION_TIMEOUT}"
         arguments = [*arguments, "--multihost", f"--num_processes={num_hosts}", timeout]
-    run = "exec " + shlex.join(["python", "-m", f"bert_jax.{settings.program}", *arguments])
-    if (limit := settings.budget.limit_seconds) < math.inf:
-        timeout = f"timeout --foreground --kill-after={SAVE_SECONDS} $seconds"
-        run = f"""seconds=$(({math.ceil(limit)} - earlier - SECONDS))
+    run, limit = shlex.join(["python", "-m", f"bert_jax.{settings.program}", *arguments]), ""
+    if (limit_seconds := settings.budget.limit_seconds) < math.inf:
+        run = f"timeout --foreground --kill-after={SAVE_SECONDS} $seconds {run}"
+        limit = f"""seconds=$(({math.ceil(limit_seconds)} - earlier - SECONDS))
 if test $seconds -le 0; then
   echo "the job has reached the limit of its budget" >&2
   exit {LIMIT_REACHED}
 fi
 {{ sleep $seconds && touch $spent.limit; }} >/dev/null 2>&1 &
-{run.replace("exec", timeout, 1)} &
+"""
+    run = f"""{limit}{run} &
 job=$! code=0 signals=
 trap 'signals=1; kill -TERM $job || true' TERM
 wait $job || code=$?

@@ -279,7 +279,7 @@ def test_times_at_an_assumed_clock_are_given_at_the_fastest_one_too(monkeypatch,
     report = report_at_assumed_clock(monkeypatch, chip)
     sheet, fastest = CHIPS[chip], report["at_max_clock"]
     ratio = sheet.max_clock_hz / sheet.clock_hz
-    assert fastest["step_seconds"] == pytest.approx(1e9 / sheet.max_clock_hz)
+    assert fastest["computation_seconds"] == pytest.approx(1e9 / sheet.max_clock_hz)
     assert fastest["mfu"] == pytest.approx(report["mfu"] * ratio)
     assert fastest["exposed_seconds"] == pytest.approx(report["exposed_seconds"] * ratio**2)
     exposed = 1e9 * ratio**2 / sheet.link_bytes_per_second
@@ -291,7 +291,7 @@ def test_times_at_an_assumed_clock_are_given_at_the_fastest_one_too(monkeypatch,
     for start in ("total", "  time per step", "  per chip", "  3,600,000 steps"):
         (line,) = [line for line in text.splitlines() if line.startswith(start)]
         assert high in line, line
-    assert f"{1000 * report['step_seconds']:.1f} hours, with exposed collectives" in text
+    assert f"{1000 * report['computation_seconds']:.1f} hours, with exposed collectives" in text
     assert "THE CLOCK IS AN ASSUMPTION" in text and f"that of {chip}." in text
     row = report_text.format_table_row("a", report, report["phases"][0])
     assert row.count(" †") == 4
@@ -324,7 +324,7 @@ def test_report_begins_with_verdict_hours_and_price(monkeypatch):
     assert figures["likely_price"] == pytest.approx(prices._asdict())
     (seconds,) = figures["likely_step_seconds"]
     assert {name: 1000 * each for name, each in seconds.items()} == pytest.approx(hours._asdict())
-    assert price == f"price: {prices}, at 2 per chip and hour"
+    assert price == f"price: {prices}, at 2 per chip-hour"
     assert reasons.startswith("NOT CALIBRATED: 128 tokens per device") and not blank and rest
     (_, _, chip_hours, *_) = report_text.format_report(report, MEASURED).splitlines()
     assert chip_hours.startswith("chip-hours: ") and "--price_per_chip_hour" in chip_hours

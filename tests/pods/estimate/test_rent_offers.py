@@ -8,6 +8,7 @@ import pytest
 from bert_jax.configs.pretrain import bert_base
 from bert_jax.pods.estimate import pod_report, rent_offers
 from bert_jax.pods.estimate.calibration import Calibration, Range
+from bert_jax.pods.estimate.hlo_cost import MissingKernelCycles
 from bert_jax.pods.estimate.rent_offers import Offer, Run, make_offer, price_of, ranked
 from bert_jax.pods.estimate.roofline import ERROR, Layout, Plan, Step, Work, device_peak
 from bert_jax.pods.estimate.run_hours import Assumptions
@@ -61,7 +62,7 @@ def test_phases_add_up_and_reasons_for_no_calibration_are_said_once():
 
 
 def test_compiled_steps_replace_those_of_the_roofline_in_proportion():
-    phase = {"step_seconds": 0.8, "exposed_seconds": 0.3, "hbm_bytes_per_device": 5}
+    phase = {"computation_seconds": 0.8, "exposed_seconds": 0.3, "hbm_bytes_per_device": 5}
     (step,) = rent_offers.with_compiled_steps(PLAN, [phase]).steps
     assert step == pytest.approx((0.4, 0.2, 0.2, 0.3, 5))
 
@@ -78,7 +79,9 @@ def compile_with(monkeypatch, answers: list) -> tuple[list[dict], Offer]:
         answer = next(remaining)
         if isinstance(answer, Exception):
             raise answer
-        phase = {"step_seconds": 2.0, "exposed_seconds": 0.0, "hbm_bytes_per_device": 7}
+        phase = {"computation_seconds": 2.0, "exposed_seconds": 0.5, "hbm_bytes_per_device": 7}
+        phase |= {"clock_hz": 10, "num_steps": 3}
+        phase["cycles_by_part"] = {"attention": {"forward": 1, "backward": 14}, "heads": {"f": 5}}
         return {"fits": answer, "compile_seconds": 1.0, "phases": [phase]}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
@@ -96,7 +99,8 @@ def compile_with(monkeypatch, answers: list) -> tuple[list[dict], Offer]:
 def test_plan_that_fits_gets_the_time_of_the_compiler(monkeypatch, capsys):
     tried, found = compile_with(monkeypatch, [True])
     assert found.is_compiled and found.plan.fits and len(tried) == 1
-    assert found.plan.steps[0].seconds == pytest.approx(2.0)
+    assert found.plan.steps[0].seconds == pytest.approx(2.5)
+    assert found.limit == "attention 60%"  # 1.5 s of the step's 2.5.
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and lines[0].startswith("compiling v5e:2x4 (v5litepod-8) --config.")
     assert lines[1].startswith("  fits: ")
@@ -109,6 +113,12 @@ def test_plans_that_need_less_memory_follow_one_that_does_not_fit(monkeypatch):
     assert found.is_compiled and len(set(tried)) == 3
     tried, found = compile_with(monkeypatch, [False] * rent_offers.MAX_TRIES)
     assert len(tried) == rent_offers.MAX_TRIES and found.plan is None and found.problem
+
+
+def test_slice_whose_kernels_have_no_cycles_keeps_its_rank_and_says_so(monkeypatch):
+    _, found = compile_with(monkeypatch, [MissingKernelCycles("no cycles of 64 tokens")])
+    assert not found.is_compiled and not found.problem
+    assert "not compiled: no cycles of 64 tokens" in found.not_calibrated[-1]
 
 
 def test_slice_that_the_compiler_rejects_keeps_its_roofline(monkeypatch, capsys):
@@ -126,6 +136,40 @@ def test_slice_that_the_compiler_rejects_is_never_the_best():
     order = ranked(offers, {}, None)
     assert [each.topology for each in order] == ["v6e:2x4", "v5e:2x4", "v4:2x2x1"]
     assert rent_offers.table_row(order[1], None, None)[-1] == "roofline, rejected"
+
+
+@pytest.mark.parametrize(
+    ("hours", "compiled"),
+    [
+        ({"v4:2x2x1": 1, "v5e:2x4": 2}, ["v4:2x2x1"]),
+        ({"v4:2x2x1": 9, "v5e:2x4": 2}, ["v4:2x2x1", "v5e:2x4"]),
+        ({"v4:2x2x1": 9, "v5e:2x4": 8, "v6e:2x4": 7}, ["v4:2x2x1", "v5e:2x4", "v6e:2x4"]),
+        ({"v4:2x2x1": None, "v5e:2x4": 2}, ["v4:2x2x1", "v5e:2x4"]),
+    ],
+)
+def test_offers_are_compiled_until_the_best_one_is(hours, compiled):
+    """By roofline the three take 1, 2 and 3 hours; None: they do not fit."""
+    tried = []
+
+    def compile_one(given):
+        tried.append(given.topology)
+        found = hours[given.topology]
+        if found is None:
+            return Offer(given.topology, problem="does not fit")
+        return given._replace(hours=Range(found, found, found), is_compiled=True)
+
+    offers = [
+        offer(name, (n, n, n)) for n, name in enumerate(("v4:2x2x1", "v5e:2x4", "v6e:2x4"), 1)
+    ]
+    found = rent_offers.compile_best(offers, 1, compile_one, lambda each: ranked(each, {}, None))
+    assert tried == compiled and found[0].is_compiled
+
+
+def test_fastest_clock_shortens_all_but_memory_and_links():
+    (step,) = rent_offers.at_max_clock(PLAN, "v6e:2x4").steps
+    ratio = 1750 / 2486
+    assert step == pytest.approx((0.2 * ratio, 0.1 * ratio, 0.1, 0.05, 2**30), rel=1e-3)
+    assert rent_offers.at_max_clock(PLAN, "v5e:2x4").steps == (STEP,)
 
 
 def test_price_is_that_of_all_chips_not_devices():

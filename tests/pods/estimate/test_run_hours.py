@@ -7,7 +7,7 @@ from bert_jax.pods.estimate.run_hours import (
     Assumptions,
     best_interval,
     hours_of_run,
-    time_with_interruptions,
+    time_with_preemptions,
 )
 
 
@@ -42,7 +42,7 @@ def simulate(work, interval, pause, restart, between, num_runs: int) -> float:
 )
 def test_mean_time_is_that_of_simulated_runs(work, interval, pause, restart, between):
     expected = simulate(work, interval, pause, restart, between, num_runs=1500)
-    found = time_with_interruptions(work, interval, pause, restart, between)
+    found = time_with_preemptions(work, interval, pause, restart, between)
     assert found == pytest.approx(expected, rel=0.02)
 
 
@@ -56,8 +56,8 @@ def test_best_interval_is_that_of_the_paper(hours, minutes):
 @pytest.mark.parametrize("pause", [0.01, 0.3, 2.0])
 def test_no_other_interval_is_better(pause, between):
     intervals = np.geomspace(pause / 10, 100 * between, 5000)
-    times = [time_with_interruptions(1.0, each, pause, 1.0, between) for each in intervals[:4000]]
-    best = time_with_interruptions(1.0, best_interval(pause, between), pause, 1.0, between)
+    times = [time_with_preemptions(1.0, each, pause, 1.0, between) for each in intervals[:4000]]
+    best = time_with_preemptions(1.0, best_interval(pause, between), pause, 1.0, between)
     assert best <= min(times) * 1.001
 
 

@@ -35,7 +35,7 @@ ARGUMENTS = ["--config=configs/tiny.py", "--workdir=/gcs/runs/tiny"]
 def settings(topology="v6e:4x4", **changes) -> Job:
     values = {"name": "tiny", "topology": parse_topology(topology), "placement_policy": ""}
     values |= {"capacity": "spot", "reservation": "", "queue": "", "queue_priority": ""}
-    values |= {"service_account": "", "grace_seconds": 15, "bucket": "data", "image": "python:3.11"}
+    values |= {"service_account": "", "grace_seconds": 15, "bucket": "data", "image": "python:3.13"}
     values |= {"program": "pretrain", "budget": Budget(None, math.inf), "max_restarts": 20}
     return Job(**(values | changes))
 
@@ -294,13 +294,13 @@ def test_pod_unpacks_installs_and_ends_with_the_exit_code_of_the_job(pod, code):
     assert (code in RESTARTABLE) == (code == PREEMPTED)
 
 
-def test_sigterm_reaches_python_itself(pod):
+def test_sigterm_reaches_python(pod):
     words, environment, root = pod
     started = subprocess.Popen(
         words, cwd=root, env=environment | {"JOB": "wait"}, stdout=subprocess.PIPE, text=True
     )
     line = next(line for line in started.stdout if line.startswith("process"))
-    assert int(line.split()[1]) == started.pid  # The shell has become Python.
+    assert int(line.split()[1]) != started.pid  # Which can thus explain an abort.
     started.send_signal(signal.SIGTERM)
     assert started.wait() == PREEMPTED
 
@@ -408,7 +408,7 @@ def test_pod_without_its_code_or_bucket_fails(pod):
     assert run.returncode == 1 and "gs://data is not mounted at /gcs" in run.stderr
 
 
-def test_abort_of_the_first_process_of_a_container_is_restarted(pod):
+def test_abort_in_a_container_is_restarted(pod):
     words, environment, root = pod
     unshare = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
@@ -416,5 +416,5 @@ def test_abort_of_the_first_process_of_a_container_is_restarted(pod):
     run = subprocess.run(
         [*unshare, *words], cwd=root, env=environment | {"JOB": "abort"}, capture_output=True
     )
-    assert b"process 1 in" in run.stdout
-    assert -run.returncode == signal.SIGSEGV and 128 + signal.SIGSEGV in RESTARTABLE
+    assert b"process " in run.stdout and b"process 1 in" not in run.stdout
+    assert run.returncode == 128 + signal.SIGABRT and run.returncode in RESTARTABLE
