@@ -37,7 +37,9 @@ class Speed(NamedTuple):
     hbm_bytes_per_second: float  # From the data sheet.
     # For an element of the hidden states of a layer, forward and backward: all but products.
     seconds_per_element: float
-    exposed_share: float  # Of communication in each layer, that arithmetic never hides.
+    # Of communication in each layer, that arithmetic never hides; where communication takes longer
+    # than arithmetic, of arithmetic, that hides none.
+    exposed_share: float
 
 
 # On v3 and tpu7x, a device is half a chip.
@@ -45,9 +47,9 @@ SPEEDS = {
     "v3": Speed(0.97, 900e9 / 2, 4.36e-10, 1.0),
     "v4": Speed(0.93, 1228e9, 1.41e-10, 0.2),
     "v5e": Speed(0.88, 819e9, 1.06e-10, 0.7),
-    "v5p": Speed(0.90, 2765e9, 7.4e-11, 0.15),
-    "v6e": Speed(0.70, 1638e9, 1.19e-10, 0.2),
-    "tpu7x": Speed(0.81, 7380e9 / 2, 1.24e-10, 0.25),
+    "v5p": Speed(0.90, 2765e9, 7.4e-11, 0.18),
+    "v6e": Speed(0.70, 1638e9, 1.19e-10, 0.25),
+    "tpu7x": Speed(0.81, 7380e9 / 2, 1.24e-10, 0.05),
 }
 MAX_OVERLAPPING_V5E = 16  # Chips: between more, the compiler refuses the exchange.
 SPARSE_CORES = ("v5p", "v6e", "tpu7x")  # They exchange gradients beside the matrix units.
@@ -210,7 +212,8 @@ def estimate_step(work: Work, rows: int, layout: Layout, topology: str) -> Step:
     sent = bytes_sent(name, devices, layout, num_microbatches, is_overlapped)
     exposed = links = work.num_params * sent / chip.link_bytes_per_second
     if is_overlapped:
-        exposed = max(speed.exposed_share * links, links - products - elements)
+        hidden = (1 - speed.exposed_share) * (products + elements)
+        exposed = max(speed.exposed_share * links, links - hidden)
 
     gradients = 0 if is_overlapped else 4 + 4 * accumulates
     saved = SAVED_BYTES[layout.remat] * work.elements + LOGIT_BYTES * work.logits

@@ -74,8 +74,6 @@ def test_roofline_is_near_every_compiled_step_of_bert():
     assert len(ratios) == 25
     for shapes, ratio in ratios.items():
         assert 1 / (1 + roofline.ERROR) < ratio < 1 + roofline.ERROR, shapes
-    # Four rows of 128 tokens per chip.
-    assert ratios.pop(("v5p:4x4x4", "large", 128, 256, 4)) > 0.75
     for shapes, ratio in ratios.items():
         assert 1 / 1.2 < ratio < 1.2, shapes
 
