@@ -229,7 +229,11 @@ def run() -> bool:
         return f"{both_names(offer.topology)}, {offer.hours} hours{cost}"
 
     if deadline is not None and rent_offers.in_time(first, deadline) != "yes":
-        surely = [each for each in offers if rent_offers.in_time(each, deadline) == "yes"]
+        surely = [
+            each
+            for each in offers
+            if rent_offers.in_time(each, deadline) == "yes" and not each.problem
+        ]
         print(f"It may be late; surely in time: {describe(surely[0]) if surely else 'none'}")
     if assumed := [chip for chip in calibrations if CHIPS[chip].max_clock_hz]:
         fastest = rank([at_max_clock(each) for each in offers])[0]

@@ -8,12 +8,16 @@ import re
 
 import pytest
 
-from bert_jax.configs.pretrain import bert_base, bert_tiny
+from bert_jax.configs.pretrain import bert_base, bert_tiny, own_language
 from bert_jax.model import bert
 from bert_jax.model.bert import BertConfig
-from bert_jax.pods.chips import CHIPS, parse_topology
+from bert_jax.pods.chips import CHIPS, parse_topology, shape_name
 from bert_jax.pods.estimate import planned, roofline
+from bert_jax.pods.estimate.calibration import calibration_of
+from bert_jax.pods.estimate.prices import read_prices
+from bert_jax.pods.estimate.rent_offers import Run, best_plans, make_offer, price_of
 from bert_jax.pods.estimate.roofline import Layout, Work
+from bert_jax.pods.estimate.run_hours import Assumptions
 from bert_jax.training.phases import phase_configs
 from bert_jax.training.pretrain_setup import count_microbatches
 from tests.helpers.commands import ROOT
@@ -176,3 +180,25 @@ def test_work_of_a_configuration_is_that_of_its_model():
     assert first.logits == 20 * 30_522
     assert first.state_bytes == pytest.approx(12 * first.num_params, abs=100)
     assert config.mesh.fsdp == 16  # The given configuration is not modified.
+
+
+def test_roofline_ranks_slices_that_it_was_not_fitted_to_as_the_compiler_does():
+    """The six slices of docs/tpu.md, by price: compiled figures are those of the page."""
+    page = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")
+    table = page[page.index("| | v5e-1 |") :].partition("\n\n")[0].splitlines()
+    _, *names = [cell.strip() for cell in table[0].strip("|").split("|")]
+    compiled = [float(cell.split()[0]) for cell in table[-1].strip("|").split("|")[1:]]
+    config = own_language.get_config("bert_base")
+    works = roofline.describe_work(config, *planned.plan_run(config))
+    run = Run(config.eval_every, config.checkpoint_every, 10_000, Assumptions())
+    prices = read_prices(str(ROOT / "configs" / "tpu_prices.toml")).per_chip_hour["on_demand"]
+    estimated = []
+    for name in map(shape_name, names):
+        chip, (plan, *_) = parse_topology(name)[0], best_plans(works, name)
+        offer = make_offer(name, works, plan, run, calibration_of(chip))
+        estimated.append(price_of(offer, prices[chip]).typical)
+    assert len(names) == 6
+    order = sorted(range(6), key=compiled.__getitem__)
+    assert sorted(range(6), key=estimated.__getitem__) == order
+    for one, other in zip(compiled, estimated, strict=True):
+        assert 1 / (1 + roofline.ERROR) < other / one < 1 + roofline.ERROR
