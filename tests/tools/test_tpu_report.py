@@ -290,7 +290,9 @@ def test_invalid_flags_end_in_one_line_not_a_traceback():
             "--topology=v4:2x2x1 --sweep --json=a": "--json has no effect with --sweep",
             "--sweep_remat=full": "--sweep_remat has no effect with a single report",
             "--price_per_chip_hour=-1": "flag --price_per_chip_hour=-1",
-            "--config.corpus=a --max_seq_length=64": "--max_seq_length has no effect with a corp",
+            "--topology=v4:2x2x1 --config.corpus=a --max_seq_length=64": (
+                "--max_seq_length has no effect with a corpus"
+            ),
         }
     )
 
