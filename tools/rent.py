@@ -217,26 +217,16 @@ def run() -> bool:
     print(f"\nBest{how}: {both_names(first.topology)}, with {new_flags}")
     print(describe_parts(first.parts))
 
-    def at_max_clock(offer: Offer) -> Offer:
-        if offer.plan is None or offer.problem:
-            return offer
-        plan = rent_offers.at_max_clock(offer.plan, offer.topology)
-        return offer_of(offer.topology, plan, offer.is_compiled)
-
     def describe(offer: Offer) -> str:
         price = rent_offers.price_of(offer, per_chip_hour.get(parse_topology(offer.topology)[0]))
         cost = f", {price} {prices.currency}" if price else ""
         return f"{both_names(offer.topology)}, {offer.hours} hours{cost}"
 
     if deadline is not None and rent_offers.in_time(first, deadline) != "yes":
-        surely = [
-            each
-            for each in offers
-            if rent_offers.in_time(each, deadline) == "yes" and not each.problem
-        ]
-        print(f"It may be late; surely in time: {describe(surely[0]) if surely else 'none'}")
+        surely = rent_offers.surely_in_time(offers, deadline)
+        print(f"It may be late; surely in time: {describe(surely) if surely else 'none'}")
     if assumed := [chip for chip in calibrations if CHIPS[chip].max_clock_hz]:
-        fastest = rank([at_max_clock(each) for each in offers])[0]
+        fastest = rank([rent_offers.at_max_clock(each, offer_of) for each in offers])[0]
         names = " and ".join(assumed)
         print(f"At the fastest clock that the peak of {names} allows, best: {describe(fastest)}")
     return deadline is None or first.hours.typical <= deadline

@@ -246,15 +246,20 @@ def compiled_limit(report: dict) -> str:
     return f"{part} {most / totals.total():.0%}"
 
 
-def at_max_clock(plan: Plan, topology: str) -> Plan:
-    """Returns a plan at the fastest clock of its chip, at which all but HBM and links is faster."""
-    chip = CHIPS[parse_topology(topology)[0]]
-    ratio = chip.clock_hz / (chip.max_clock_hz or chip.clock_hz)
+def at_max_clock(offer: Offer, offer_of: Callable[[str, Plan, bool], Offer]) -> Offer:
+    """Returns an offer at the fastest clock of its chip, at which all but HBM and links is faster.
+
+    `offer_of` is that of `compile_offer`.
+    """
+    chip = CHIPS[parse_topology(offer.topology)[0]]
+    if offer.plan is None or offer.problem or not chip.max_clock_hz:
+        return offer
+    ratio = chip.clock_hz / chip.max_clock_hz
     steps = (
         step._replace(products=ratio * step.products, elements=ratio * step.elements)
-        for step in plan.steps
+        for step in offer.plan.steps
     )
-    return plan._replace(steps=tuple(steps))
+    return offer_of(offer.topology, offer.plan._replace(steps=tuple(steps)), offer.is_compiled)
 
 
 def with_compiled_steps(plan: Plan, phases: Sequence[dict]) -> Plan:
@@ -286,6 +291,12 @@ def in_time(offer: Offer, deadline: float | None) -> str:
     if deadline is None or offer.hours.high <= deadline:
         return "yes"
     return "perhaps" if offer.hours.low <= deadline else "no"
+
+
+def surely_in_time(offers: Sequence[Offer], deadline: float) -> Offer | None:
+    """Returns the first offer all of whose hours are within the deadline; None without one."""
+    surely = (each for each in offers if in_time(each, deadline) == "yes" and not each.problem)
+    return next(surely, None)
 
 
 def ranked(

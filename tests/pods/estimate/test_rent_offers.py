@@ -166,10 +166,21 @@ def test_offers_are_compiled_until_the_best_one_is(hours, compiled):
 
 
 def test_fastest_clock_shortens_all_but_memory_and_links():
-    (step,) = rent_offers.at_max_clock(PLAN, "v6e:2x4").steps
+    def offer_of(topology, plan, is_compiled):
+        return Offer(topology, plan, is_compiled)
+
+    (step,) = rent_offers.at_max_clock(offer("v6e:2x4"), offer_of).plan.steps
     ratio = 1750 / 2486
     assert step == pytest.approx((0.2 * ratio, 0.1 * ratio, 0.1, 0.05, 2**30), rel=1e-3)
-    assert rent_offers.at_max_clock(PLAN, "v5e:2x4").steps == (STEP,)
+    for unchanged in (offer("v5e:2x4"), offer("v6e:2x4", problem="rejected"), Offer("v6e:2x4")):
+        assert rent_offers.at_max_clock(unchanged, offer_of) is unchanged
+
+
+def test_slice_that_is_surely_in_time_runs_and_ends_before_the_deadline_in_all_cases():
+    offers = [offer("v4:2x2x1", (1, 2, 9)), offer("v5e:2x4", (1, 1, 1), problem="rejected")]
+    assert rent_offers.surely_in_time(offers, 4) is None
+    sure = offer("v6e:2x4", (3, 3, 4))
+    assert rent_offers.surely_in_time([*offers, sure], 4) is sure
 
 
 def test_price_is_that_of_all_chips_not_devices():
