@@ -25,7 +25,8 @@ docs: .venv/docs
 	@echo "The site is in runs/site: open runs/site/index.html"
 
 # The fast tier. It is to take at most 8 minutes on 2 cores: on 2026-11-30 it took 7 min 34 s on an AMD
-# EPYC beside a compilation at low priority. Three workers, because some tests wait for programs that they start.
+# EPYC beside a compilation at low priority. Three workers, because some tests wait for programs that
+# they start.
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
