@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -20,7 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from bert_jax.checkpoints.average import average_models
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.runtime.buckets import absolute, as_path
-from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.command_line import describe_error, log_warnings_only, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 
 LAST = flags.DEFINE_integer("last", None, "Averages the last N of a workdir.", lower_bound=2)
@@ -50,8 +50,7 @@ def main(argv: list[str]) -> None:
     *sources, destination = argv[1:] or [None]
     if not sources or (LAST.value and len(sources) != 1):
         raise app.UsageError("expected CKPT CKPT ... OUT, or --last=N WORKDIR OUT")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
+    log_warnings_only()
     try:
         if LAST.value:
             checkpoints = last_checkpoints(sources[0], LAST.value)

@@ -18,7 +18,7 @@ import pathlib
 import shutil
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
 # A conversion needs no accelerator, which may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -27,7 +27,7 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import format_report
 from bert_jax.checkpoints.read import generator_of, read_model
-from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.command_line import describe_error, log_warnings_only, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.runtime.named_modules import import_modules
 
@@ -97,8 +97,7 @@ def read_result(source: pathlib.Path) -> dict:
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
         raise app.UsageError("expected SRC and DST")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
+    log_warnings_only()
     source, destination = (pathlib.Path(argument).absolute() for argument in argv[1:])
     try:
         import_modules(IMPORT.value)

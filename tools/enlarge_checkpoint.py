@@ -19,13 +19,13 @@ docs/checkpoints.md.
 import os
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoints.enlarge import write_enlarged
-from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.command_line import describe_error, log_warnings_only, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 
 MODEL = flags.DEFINE_string(
@@ -48,8 +48,7 @@ POSITIONS = flags.DEFINE_integer(
 def main(argv: list[str]) -> None:
     if argv[1:]:
         sys.exit(f"enlarge_checkpoint: unexpected arguments {argv[1:]}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
+    log_warnings_only()
     try:
         sizes = HIDDEN_SIZE.value, NUM_LAYERS.value, POSITIONS.value
         write_enlarged(MODEL.value, OUTPUT.value, *sizes)

@@ -19,13 +19,13 @@ import os
 import pathlib
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoints.make_longformer import ATTENTION_WINDOW, MAX_SEQ_LENGTH, write_longformer
-from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.command_line import describe_error, log_warnings_only, parse_flags
 from bert_jax.runtime.errors import CheckpointError
 
 MODEL = flags.DEFINE_string("model", None, "A RoBERTa, or a Longformer.", required=True)
@@ -48,8 +48,7 @@ WINDOW = flags.DEFINE_integer(
 def main(argv: list[str]) -> None:
     if argv[1:]:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
+    log_warnings_only()
     try:
         paths = pathlib.Path(MODEL.value), pathlib.Path(OUTPUT.value)
         write_longformer(*paths, LENGTH.value, WINDOW.value)

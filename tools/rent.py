@@ -17,7 +17,7 @@ import sys
 import time
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.pods.chips import CHIPS, both_names, parse_topology, shape_name
@@ -26,7 +26,12 @@ from bert_jax.pods.estimate.calibration import Calibration, calibration_of
 from bert_jax.pods.estimate.prices import KINDS, Prices, describe_prices, read_prices
 from bert_jax.pods.estimate.rent_offers import Offer, Run
 from bert_jax.pods.estimate.roofline import Plan
-from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
+from bert_jax.runtime.command_line import (
+    define_config,
+    describe_error,
+    log_warnings_only,
+    parse_flags,
+)
 from bert_jax.sweeps.settings import known_fields
 from bert_jax.training.phases import Phase
 
@@ -271,8 +276,7 @@ def describe_assumptions(
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
+    log_warnings_only()
     try:
         fits = run()
     except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:

@@ -14,14 +14,19 @@ it, and tools/convert_checkpoint.py exports it. docs/vocabularies.md has an exam
 import os
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
 # The accelerator may be busy training. Before JAX is imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_corpus.token_vectors import token_vectors
 from bert_jax.checkpoints.change_vocabulary import replace_vocab
-from bert_jax.runtime.command_line import describe_error, keep_running_without_log, parse_flags
+from bert_jax.runtime.command_line import (
+    describe_error,
+    keep_running_without_log,
+    log_warnings_only,
+    parse_flags,
+)
 from bert_jax.runtime.errors import CheckpointError
 from bert_jax.tools.commands import exit_interrupted
 
@@ -43,8 +48,7 @@ TEXT_FIELD = flags.DEFINE_string("text_field", "text", "The same as for tools/pr
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"replace_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
+    log_warnings_only()
     try:
         replace_vocab(
             MODEL.value,

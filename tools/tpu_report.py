@@ -18,7 +18,7 @@ import pathlib
 import sys
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax.model.config import SIZES
@@ -34,7 +34,12 @@ from bert_jax.pods.estimate import (
     stack_report,
 )
 from bert_jax.pods.estimate.calibration import Calibration, calibration_of
-from bert_jax.runtime.command_line import define_config, describe_error, parse_flags
+from bert_jax.runtime.command_line import (
+    define_config,
+    describe_error,
+    log_warnings_only,
+    parse_flags,
+)
 from bert_jax.sweeps.settings import known_fields
 from bert_jax.training.phases import Phase
 
@@ -235,8 +240,7 @@ def save(report: dict) -> bool:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
+    log_warnings_only()
     try:
         fits = run()
     except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:

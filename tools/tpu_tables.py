@@ -10,10 +10,10 @@ is kept when it is made; after a stop, run the same command to continue.
 import pathlib
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
 from bert_jax.pods.estimate import doc_tables
-from bert_jax.runtime.command_line import describe_error, parse_flags
+from bert_jax.runtime.command_line import describe_error, log_warnings_only, parse_flags
 
 TABLES = flags.DEFINE_list("tables", list(doc_tables.TABLES), "Names of the tables to make.")
 DOCS = flags.DEFINE_string("docs", "docs", "Folder of the pages that the tables are written to.")
@@ -43,8 +43,7 @@ def run() -> list[str]:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
+    log_warnings_only()
     try:
         problems = run()
     except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
@@ -204,6 +204,12 @@ def describe_error(error: Exception) -> str:
     }
     fix = f"; {fixes[error.errno]}" if error.errno in fixes else ""
     return f"{error}{where}{fix}"
+
+
+def log_warnings_only() -> None:
+    """Logs nothing below a warning, unless --verbosity is given: libraries log a lot."""
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
 
 
 def exit_now(message: str, exit_code: int) -> NoReturn:
